@@ -1,0 +1,1 @@
+pdsim_test(core LIBRARIES pdsim_core)
