@@ -1,0 +1,34 @@
+// From measured kernel tables to a profile: least squares in the logarithm of time.
+//
+// Tables are CSV files, gzipped or not, in the columns of ai-dynamo/aiconfigurator's silicon data (one
+// row a shape, `latency` in ms): gemm, context_attention, generation_attention, moe, custom_allreduce,
+// nccl, {mla,dsa}_{context,generation}_module. The last four time whole attention modules, projections
+// included: the projections' time by the gemm curves fitted before is taken off, and what is left is
+// the attention operator. message_size counts elements, whatever upstream's column name suggests.
+//
+// A fifth of the (n, k), (heads, KV heads) or expert groups, chosen by a hash of the group, is never
+// fitted: the errors in the profile are on those.
+#pragma once
+
+#include <filesystem>
+#include <span>
+#include <string>
+
+#include "models/hardware.hpp"
+#include "models/profile.hpp"
+
+namespace pdsim {
+
+/// Where the tables come from, copied into the profile.
+struct Provenance {
+  std::string name, date, source, license;
+};
+
+/// Fits every curve that the tables allow, on the GPU whose multiprocessors and name `gpu` gives.
+/// `tables` are files or folders of them; unknown file names in a folder are passed over. InputError: a
+/// table that cannot be read, lacks a column or holds no number where one must be (with its line).
+/// Deterministic. Half a minute for a full set of tables.
+Profile fit_profile(std::span<const std::filesystem::path> tables, const Gpu& gpu,
+                    const Provenance& provenance);
+
+}  // namespace pdsim

@@ -1,0 +1,111 @@
+#include "models/json.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <iterator>
+
+#include "sim/core/error.hpp"
+
+namespace pdsim {
+
+using nlohmann::json;
+
+json read_json(const std::filesystem::path& file) {
+  std::ifstream stream(file, std::ios::binary);
+  if (!stream) throw InputError(file.string(), "cannot be opened for reading");
+  const std::string text((std::istreambuf_iterator<char>(stream)), std::istreambuf_iterator<char>());
+  if (text.starts_with("version https://git-lfs")) {
+    throw InputError(file.string(), "is a Git LFS pointer, not the file itself (run `git lfs pull`)");
+  }
+  try {
+    return json::parse(text, nullptr, true, true);
+  } catch (const json::parse_error& error) {
+    const auto end = text.begin() + static_cast<std::ptrdiff_t>(std::min(error.byte, text.size()));
+    const std::string_view what = error.what();
+    const std::size_t reason = what.find(": ");
+    throw InputError(fmt::format("{}:{}", file.string(), 1 + std::count(text.begin(), end, '\n')),
+                     fmt::format("is not valid JSON: {}", what.substr(reason + 2)));
+  }
+}
+
+JsonObject::JsonObject(const json& value, std::string place, std::string pointer)
+    : value_(value), place_(std::move(place)), pointer_(std::move(pointer)) {
+  if (value_.is_object()) return;
+  throw InputError(pointer_.empty() ? place_ : fmt::format("{}: {}", place_, pointer_),
+                   fmt::format("expected an object, not {}", value_.type_name()));
+}
+
+const json* JsonObject::find(std::string_view key) const {
+  const auto found = value_.find(key);
+  return found == value_.end() || found->is_null() ? nullptr : &*found;
+}
+
+std::string JsonObject::at(std::string_view key) const {
+  return fmt::format("{}: {}/{}", place_, pointer_, key);
+}
+
+void JsonObject::reject(std::string_view key, std::string_view expectation) const {
+  const json* value = find(key);
+  std::string shown = value == nullptr ? "absent" : value->dump();
+  if (shown.size() > 60) shown = shown.substr(0, 57) + "...";
+  throw InputError(at(key), fmt::format("is {}: expected {}", shown, expectation));
+}
+
+const json& JsonObject::required(std::string_view key, std::string_view what) const {
+  const json* value = find(key);
+  if (value == nullptr) reject(key, what);
+  return *value;
+}
+
+std::int64_t JsonObject::integer(std::string_view key, std::int64_t least, std::int64_t most) const {
+  const std::string what = least == 0   ? "an integer, 0 or more"
+                           : least == 1 ? "a positive integer"
+                                        : fmt::format("an integer of at least {}", least);
+  const json& value = required(key, what);
+  // Some configs write whole numbers as 50000.0.
+  const bool whole = value.is_number_integer() ||
+                     (value.is_number_float() && std::trunc(value.get<double>()) == value.get<double>());
+  if (!whole || value.get<double>() < static_cast<double>(least)) reject(key, what);
+  if (value.get<double>() > static_cast<double>(most)) reject(key, fmt::format("at most {}", most));
+  return value.get<std::int64_t>();
+}
+
+double JsonObject::number(std::string_view key, double least) const {
+  const std::string what = fmt::format("a number of at least {}", least);
+  const json& value = required(key, what);
+  if (!value.is_number() || value.get<double>() < least) reject(key, what);
+  return value.get<double>();
+}
+
+std::string JsonObject::text(std::string_view key) const {
+  const json& value = required(key, "a string");
+  if (!value.is_string()) reject(key, "a string");
+  return value.get<std::string>();
+}
+
+bool JsonObject::flag(std::string_view key) const {
+  const json& value = required(key, "true or false");
+  if (!value.is_boolean()) reject(key, "true or false");
+  return value.get<bool>();
+}
+
+JsonObject JsonObject::object(std::string_view key) const {
+  const json& value = required(key, "an object");
+  if (!value.is_object()) reject(key, "an object");
+  return JsonObject(value, place_, fmt::format("{}/{}", pointer_, key));
+}
+
+JsonObject JsonObject::element(std::string_view key, std::size_t index) const {
+  return JsonObject(array(key)[index], place_, fmt::format("{}/{}/{}", pointer_, key, index));
+}
+
+const json& JsonObject::array(std::string_view key) const {
+  const json& value = required(key, "an array");
+  if (!value.is_array()) reject(key, "an array");
+  return value;
+}
+
+}  // namespace pdsim

@@ -1,0 +1,60 @@
+// Reading JSON so that every mistake is reported where it stands: "file: /pointer: value, expectation".
+// Included by .cpp files only: nlohmann/json.hpp is heavy.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+
+namespace pdsim {
+
+/// Parses a file; comments are allowed. InputError at "file" when it cannot be read, at "file:line" when
+/// it is no JSON.
+nlohmann::json read_json(const std::filesystem::path& file);
+
+/// A JSON object and where it stands. A key whose value is null counts as absent, as in HF configs.
+class JsonObject {
+ public:
+  /// InputError unless `value` is an object. Keeps a reference to it.
+  JsonObject(const nlohmann::json& value, std::string place, std::string pointer = "");
+
+  const nlohmann::json& value() const { return value_; }
+  /// The key's value, or nullptr.
+  const nlohmann::json* find(std::string_view key) const;
+  bool has(std::string_view key) const { return find(key) != nullptr; }
+
+  std::int64_t integer(std::string_view key, std::int64_t least, std::int64_t most = INT32_MAX) const;
+  double number(std::string_view key, double least) const;
+  std::string text(std::string_view key) const;
+  bool flag(std::string_view key) const;
+  JsonObject object(std::string_view key) const;
+  /// The object at an index of an array. Requires index < its size.
+  JsonObject element(std::string_view key, std::size_t index) const;
+  const nlohmann::json& array(std::string_view key) const;
+
+  std::int64_t integer_or(std::string_view key, std::int64_t absent, std::int64_t least) const {
+    return has(key) ? integer(key, least) : absent;
+  }
+  double number_or(std::string_view key, double absent, double least) const {
+    return has(key) ? number(key, least) : absent;
+  }
+  std::string text_or(std::string_view key, std::string_view absent) const {
+    return has(key) ? text(key) : std::string(absent);
+  }
+  bool flag_or(std::string_view key, bool absent) const { return has(key) ? flag(key) : absent; }
+
+  /// "file: /pointer/key", for messages of one's own.
+  std::string at(std::string_view key) const;
+  /// InputError at the key: the value it has, and what was expected.
+  [[noreturn]] void reject(std::string_view key, std::string_view expectation) const;
+
+ private:
+  const nlohmann::json& required(std::string_view key, std::string_view what) const;
+
+  const nlohmann::json& value_;
+  std::string place_, pointer_;
+};
+
+}  // namespace pdsim

@@ -1,0 +1,332 @@
+#include "models/profile.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <initializer_list>
+#include <span>
+#include <utility>
+
+#include "models/data.hpp"
+#include "models/json.hpp"
+#include "sim/core/error.hpp"
+
+namespace pdsim {
+namespace {
+
+constexpr std::string_view kSchema = "pdsim.profile/1";
+
+constexpr std::pair<CurveOp, std::string_view> kOps[] = {
+    {CurveOp::gemm, "gemm"},
+    {CurveOp::attention_prefill, "attention-prefill"},
+    {CurveOp::attention_decode, "attention-decode"},
+    {CurveOp::mla_prefill, "mla-prefill"},
+    {CurveOp::mla_decode, "mla-decode"},
+    {CurveOp::dsa_prefill, "dsa-prefill"},
+    {CurveOp::dsa_decode, "dsa-decode"},
+    {CurveOp::moe, "moe"},
+    {CurveOp::allreduce, "allreduce"},
+};
+
+/// A coefficient's key in JSON, what to multiply it by on reading, and the value that is left out.
+struct Field {
+  std::string_view key;
+  double Coefficients::*member;
+  double scale;
+};
+constexpr Field kFields[] = {
+    {"launch_us", &Coefficients::launch_ns, 1e3},
+    {"tflops", &Coefficients::flops_per_ns, 1e3},
+    {"gb_per_s", &Coefficients::bytes_per_ns, 1},
+    {"overlap", &Coefficients::overlap, 1},
+    {"element_ps", &Coefficients::element_ns, 1e-3},
+    {"host_us", &Coefficients::host_ns, 1e3},
+    {"ragged", &Coefficients::ragged, 1},
+    {"wave_us", &Coefficients::wave_ns, 1e3},
+    {"walk_ns", &Coefficients::walk_ns, 1},
+    {"walk_waves", &Coefficients::walk_waves, 1},
+    {"split_us", &Coefficients::split_ns, 1e3},
+};
+
+/// Formats whose kernels may stand in for one that was not measured, best first: the same width in the
+/// tensor cores before a wider one.
+std::span<const Dtype> stand_ins(Dtype dtype) {
+  using enum Dtype;
+  static constexpr Dtype kBf16[] = {bf16}, kFp8[] = {fp8, fp8_block, bf16}, kBlock[] = {fp8_block, fp8, bf16},
+                         kNvfp4[] = {nvfp4, mxfp4, int4, bf16}, kMxfp4[] = {mxfp4, int4, bf16},
+                         kInt4[] = {int4, mxfp4, bf16}, kInt8[] = {int8, fp8, bf16};
+  switch (dtype) {
+    case fp8:
+      return kFp8;
+    case fp8_block:
+      return kBlock;
+    case nvfp4:
+      return kNvfp4;
+    case mxfp4:
+      return kMxfp4;
+    case int4:
+      return kInt4;
+    case int8:
+      return kInt8;
+    case bf16:
+    case fp16:
+    case fp32:
+      break;
+  }
+  return kBf16;
+}
+
+double log_distance(double a, double b) {
+  return std::abs(std::log(std::max(a, 1.0) / std::max(b, 1.0)));
+}
+
+}  // namespace
+
+std::string_view name(CurveOp op) {
+  for (const auto& [each, text] : kOps) {
+    if (each == op) return text;
+  }
+  return "?";
+}
+
+CurveChoice find_curve(const Profile& profile, CurveOp op, Dtype dtype, std::string_view place,
+                       std::int32_t head_dim, bool windowed, std::int32_t gpus) {
+  for (const Dtype candidate : stand_ins(dtype)) {
+    const Curve* nearest = nullptr;
+    double least = 0;
+    for (const Curve& curve : profile.curves) {
+      if (curve.op != op || curve.dtype != candidate) continue;
+      // A full-attention curve also serves inside a window: its sums are cut to the window already.
+      const double distance = log_distance(curve.head_dim, head_dim) + log_distance(curve.gpus, gpus) +
+                              (curve.windowed == windowed ? 0
+                               : windowed                 ? 1e-6
+                                                          : 1e6);
+      if (nearest != nullptr && distance >= least) continue;
+      nearest = &curve;
+      least = distance;
+    }
+    if (nearest == nullptr) continue;
+    const bool same_path = candidate == dtype || dtype == Dtype::fp16;
+    return {nearest, !same_path || least != 0};
+  }
+  throw InputError(place, fmt::format("profile '{}' has no {} curve for {} or a format that could stand in",
+                                      profile.name, name(op), name(dtype)));
+}
+
+// Reading ----------------------------------------------------------------------------------------------
+
+namespace {
+
+void require_known(const JsonObject& object, std::initializer_list<std::string_view> known) {
+  for (const auto& item : object.value().items()) {
+    if (std::find(known.begin(), known.end(), item.key()) != known.end()) continue;
+    throw InputError(
+        object.at(item.key()),
+        fmt::format("is not known here{}", did_you_mean(item.key(), std::span(known.begin(), known.size()))));
+  }
+}
+
+Coefficients read_regime(const JsonObject& json) {
+  require_known(json, {"upto", "tile", "cluster", "launch_us", "tflops", "gb_per_s", "overlap", "element_ps",
+                       "host_us", "ragged", "wave_us", "walk_ns", "walk_waves", "split_us"});
+  Coefficients c;
+  if (json.has("upto")) c.upto = json.number("upto", 1);
+  for (const Field& field : kFields) {
+    c.*field.member = json.number_or(field.key, c.*field.member / field.scale, 0) * field.scale;
+  }
+  if (c.overlap > 1) json.reject("overlap", "expected a number from 0 to 1");
+  if (c.flops_per_ns <= 0 && c.bytes_per_ns <= 0) json.reject("gb_per_s", "expected a rate above 0");
+  if (json.has("tile")) {
+    const nlohmann::json& tile = json.array("tile");
+    const auto positive = [](const nlohmann::json& v) {
+      return v.is_number_integer() && v.get<std::int64_t>() >= 0;
+    };
+    if (tile.size() != 2 || !positive(tile[0]) || !positive(tile[1])) {
+      json.reject("tile", "expected [rows, columns]");
+    }
+    c.tile_m = tile[0].get<std::int32_t>();
+    c.tile_n = tile[1].get<std::int32_t>();
+  }
+  c.cluster = static_cast<std::int32_t>(json.integer_or("cluster", 1, 1));
+  return c;
+}
+
+Curve read_curve(const JsonObject& json, std::string_view place, const std::string& pointer) {
+  require_known(json, {"op", "dtype", "head_dim", "windowed", "gpus", "kernel", "rows", "range", "held_out",
+                       "in_sample", "regimes"});
+  Curve curve;
+  const std::string op = json.text("op");
+  const auto* known =
+      std::find_if(std::begin(kOps), std::end(kOps), [&](const auto& each) { return each.second == op; });
+  if (known == std::end(kOps)) {
+    std::vector<std::string_view> names;
+    for (const auto& each : kOps) names.push_back(each.second);
+    json.reject("op", fmt::format("expected one of {}{}", fmt::join(names, ", "), did_you_mean(op, names)));
+  }
+  curve.op = known->first;
+  curve.dtype = dtype_of(json.text("dtype"), json.at("dtype"));
+  curve.head_dim = static_cast<std::int32_t>(json.integer_or("head_dim", 0, 1));
+  curve.windowed = json.flag_or("windowed", false);
+  curve.gpus = static_cast<std::int32_t>(json.integer_or("gpus", 0, 2));
+  curve.kernel = json.text_or("kernel", "");
+  curve.rows = json.integer_or("rows", 0, 0);
+  if (json.has("range")) {
+    const JsonObject range = json.object("range");
+    for (const auto& item : range.value().items()) {
+      const nlohmann::json& pair = range.array(item.key());
+      if (pair.size() != 2 || !pair[0].is_number() || !pair[1].is_number() || pair[0] > pair[1]) {
+        range.reject(item.key(), "expected [least, most]");
+      }
+      curve.range[item.key()] = {pair[0].get<double>(), pair[1].get<double>()};
+    }
+  }
+  curve.in_sample = json.has("in_sample");
+  const std::string_view error_key = curve.in_sample ? "in_sample" : "held_out";
+  if (json.has(error_key)) {
+    const JsonObject error = json.object(error_key);
+    require_known(error, {"rows", "median_ape", "p90_ape", "bias"});
+    curve.error = {error.integer("rows", 0), error.number("median_ape", 0), error.number("p90_ape", 0),
+                   error.number("bias", -1)};
+  }
+  const nlohmann::json& regimes = json.array("regimes");
+  if (regimes.empty()) json.reject("regimes", "expected at least one");
+  for (std::size_t i = 0; i < regimes.size(); ++i) {
+    const JsonObject regime(regimes[i], std::string(place), fmt::format("{}/regimes/{}", pointer, i));
+    curve.regimes.push_back(read_regime(regime));
+    const bool last = i + 1 == regimes.size();
+    if (last == regime.has("upto") || (i > 0 && curve.regimes[i].upto <= curve.regimes[i - 1].upto)) {
+      regime.reject("upto", "expected ascending bounds, and none on the last regime");
+    }
+  }
+  return curve;
+}
+
+std::filesystem::path profile_dir() {
+  return data_dir() / "models" / "profiles";
+}
+
+}  // namespace
+
+std::vector<std::string> profile_names() {
+  std::vector<std::string> names;
+  if (!std::filesystem::is_directory(profile_dir())) return names;
+  for (const auto& entry : std::filesystem::directory_iterator(profile_dir())) {
+    if (entry.path().extension() == ".json") names.push_back(entry.path().stem().string());
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+Profile load_profile(std::string_view name_or_path, std::string_view place) {
+  std::filesystem::path file(name_or_path);
+  if (file.extension() != ".json") {
+    file = profile_dir() / fmt::format("{}.json", name_or_path);
+    if (!std::filesystem::exists(file)) {
+      const std::vector<std::string> names = profile_names();
+      const std::vector<std::string_view> views(names.begin(), names.end());
+      throw InputError(
+          place, fmt::format("no kernel profile '{}'{}: there are {}; 'pdsim fit' makes one from tables",
+                             name_or_path, did_you_mean(name_or_path, views), fmt::join(names, ", ")));
+    }
+  }
+  const nlohmann::json document = read_json(file);
+  const std::string where = file.string();
+  const JsonObject json(document, where);
+  require_known(
+      json, {"schema", "name", "gpu", "device", "software", "date", "source", "license", "sms", "curves"});
+  if (json.text("schema") != kSchema) json.reject("schema", fmt::format("expected '{}'", kSchema));
+  Profile profile;
+  profile.name = json.text("name");
+  profile.gpu = json.text("gpu");
+  profile.device = json.text_or("device", "");
+  profile.software = json.text_or("software", "");
+  profile.date = json.text_or("date", "");
+  profile.source = json.text_or("source", "");
+  profile.license = json.text_or("license", "");
+  profile.sms = static_cast<std::int32_t>(json.integer("sms", 1));
+  const nlohmann::json& curves = json.array("curves");
+  for (std::size_t i = 0; i < curves.size(); ++i) {
+    const std::string pointer = fmt::format("/curves/{}", i);
+    profile.curves.push_back(read_curve(JsonObject(curves[i], where, pointer), where, pointer));
+  }
+  return profile;
+}
+
+// Writing ----------------------------------------------------------------------------------------------
+
+namespace {
+
+/// Four significant digits, as the shortest text that reads back the same.
+double rounded(double value) {
+  return std::strtod(fmt::format("{:.4g}", value).c_str(), nullptr);
+}
+
+nlohmann::ordered_json regime_json(const Coefficients& c) {
+  nlohmann::ordered_json json = nlohmann::ordered_json::object();
+  if (std::isfinite(c.upto)) json["upto"] = c.upto;
+  if (c.tile_m > 0) json["tile"] = {c.tile_m, c.tile_n};
+  if (c.cluster > 1) json["cluster"] = c.cluster;
+  const Coefficients absent;
+  for (const Field& field : kFields) {
+    if (c.*field.member != absent.*field.member)
+      json[std::string(field.key)] = rounded(c.*field.member / field.scale);
+  }
+  return json;
+}
+
+nlohmann::ordered_json curve_json(const Curve& curve) {
+  nlohmann::ordered_json json;
+  json["op"] = name(curve.op);
+  json["dtype"] = name(curve.dtype);
+  if (curve.head_dim > 0) json["head_dim"] = curve.head_dim;
+  if (curve.windowed) json["windowed"] = true;
+  if (curve.gpus > 0) json["gpus"] = curve.gpus;
+  return json;
+}
+
+}  // namespace
+
+std::string to_json(const Profile& profile) {
+  using Json = nlohmann::ordered_json;
+  std::string text = "{\n";
+  const auto field = [&](std::string_view key, const Json& value) {
+    text += fmt::format(" \"{}\": {},\n", key, value.dump());
+  };
+  field("schema", kSchema);
+  field("name", profile.name);
+  field("gpu", profile.gpu);
+  field("device", profile.device);
+  field("software", profile.software);
+  field("date", profile.date);
+  field("source", profile.source);
+  field("license", profile.license);
+  field("sms", profile.sms);
+  text += " \"curves\": [";
+  const char* between = "\n";
+  for (const Curve& curve : profile.curves) {
+    std::string head = curve_json(curve).dump();
+    head.pop_back();  // its closing brace
+    Json range = Json::object();
+    for (const auto& [axis, bounds] : curve.range) range[axis] = {bounds.least, bounds.most};
+    text += fmt::format("{}  {},\n   \"kernel\": {}, \"rows\": {},\n   \"range\": {},\n", between, head,
+                        Json(curve.kernel).dump(), curve.rows, range.dump());
+    Json error;
+    error["rows"] = curve.error.rows;
+    error["median_ape"] = rounded(curve.error.median_ape);
+    error["p90_ape"] = rounded(curve.error.p90_ape);
+    error["bias"] = rounded(curve.error.bias);
+    text += fmt::format("   \"{}\": {},\n   \"regimes\": [", curve.in_sample ? "in_sample" : "held_out",
+                        error.dump());
+    const char* comma = "\n";
+    for (const Coefficients& regime : curve.regimes) {
+      text += fmt::format("{}    {}", comma, regime_json(regime).dump());
+      comma = ",\n";
+    }
+    text += "]}";
+    between = ",\n";
+  }
+  return text + "\n ]\n}\n";
+}
+
+}  // namespace pdsim

@@ -1,0 +1,1 @@
+pdsim_test(models LIBRARIES pdsim_models)
