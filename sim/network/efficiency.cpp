@@ -1,0 +1,111 @@
+#include "sim/network/efficiency.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "sim/core/error.hpp"
+#include "sim/core/math.hpp"
+
+namespace pdsim {
+namespace {
+
+constexpr Bytes kKiB = 1024;
+constexpr Bytes kMiB = 1024 * kKiB;
+
+// The operation rate of an EFA machine of eight GPUs: what p5en does at 64 KiB, 97.11 GB/s, which is 1.48 M
+// operations a second over its 16 NICs. Nobody has published one for p5, which is given the same.
+constexpr double kEfaOperations = 97.11 / 65536;
+// p4d: the same for each of its 4 NICs.
+constexpr double kEfaOperationsOf4Nics = kEfaOperations * 4 / 16;
+
+// Mooncake Transfer Engine over libfabric, GPU to GPU, 16 threads (its efa_transport.md). READ at 512 KiB and
+// 2 MiB, 289 and 302, is left out: within 4 % of this line, which is monotone.
+constexpr CurvePoint kEfa3Write[] = {{64 * kKiB, 97.11},   {128 * kKiB, 190.82}, {256 * kKiB, 324.90},
+                                     {512 * kKiB, 357.62}, {1 * kMiB, 365.66},   {2 * kMiB, 366.87}};
+constexpr CurvePoint kEfa3Read[] = {
+    {64 * kKiB, 96.87}, {128 * kKiB, 203.88}, {256 * kKiB, 296.19}, {1 * kMiB, 303.78}};
+// The same source: p5 with 32 threads, p6-b200 (called a lower bound there; below 1 MiB READ and WRITE are
+// not told apart, and 170 stands for 168 to 172).
+constexpr CurvePoint kEfa2Write[] = {{1 * kMiB, 388.90}};
+constexpr CurvePoint kEfa2Read[] = {{1 * kMiB, 381.64}};
+constexpr CurvePoint kEfa4Write[] = {{64 * kKiB, 69.5}, {128 * kKiB, 170}, {1 * kMiB, 302}};
+constexpr CurvePoint kEfa4Read[] = {{64 * kKiB, 69.5}, {128 * kKiB, 170}, {1 * kMiB, 313}};
+// 97 of 100 Gb/s on one NIC of p5 (Libefaxx), taken for p4d's.
+constexpr CurvePoint kEfa1[] = {{1 * kMiB, 48.5}};
+constexpr CurvePoint kRoce[] = {{1 * kMiB, 137}};
+constexpr CurvePoint kTcp[] = {{1 * kMiB, 400}};
+// NCCL all_gather over 8 GPUs, 512 MiB: 337 and 335 of 450 GB/s on H200 and H100 (A100 and B200: 0.69).
+constexpr CurvePoint kNvlinkCurve[] = {{1 * kMiB, 337}};
+// Pinned copies to and from H200 on Gen5 x16: 52 to 55 of 64 GB/s.
+constexpr CurvePoint kPcieCurve[] = {{1 * kMiB, 54}};
+
+// fi_pingpong over EFA on H100, one way: 17.3 us at 256 B, 19.0 us at 4 KB.
+constexpr Nanos kEfaLatency = 17'300;
+
+constexpr Fabric kFabrics[] = {
+    {"efa-v1", "efa", 50, kEfaOperationsOf4Nics, kEfa1, kEfa1, kEfaLatency, kUnlimited,
+     "EFA of p4d: not measured; one p5 NIC's share of line, p5en's operations per NIC"},
+    {"efa-v2", "efa", 400, kEfaOperations, kEfa2Write, kEfa2Read, kEfaLatency, kUnlimited,
+     "EFA of p5 and p5e: 97 % WRITE and 95 % READ at 1 MiB, p5en's operation rate below"},
+    {"efa-v3", "efa", 400, kEfaOperations, kEfa3Write, kEfa3Read, kEfaLatency, kUnlimited,
+     "EFA of p5en: measured from 64 KiB to 2 MiB, 92 % WRITE and 76 % READ at the top"},
+    {"efa-v4", "efa", 400, 69.5 / 65536, kEfa4Write, kEfa4Read, kEfaLatency, kUnlimited,
+     "EFA of p6-b200: measured at 64 KiB, 128 KiB and 1 MiB, lower bounds"},
+    {"roce", "roce", 200, kUnlimited, kRoce, kRoce, 2'000, kUnlimited,
+     "RoCE: 137 of 200 GB/s fitted to 8 NICs of an H800 machine (the fit's 0.37 ms of set-up is not wire)"},
+    {"tcp", "tcp", 400, kUnlimited, kTcp, kTcp, 50'000, 0.3,
+     "TCP, to which UCX falls back on EFA: 0.3 GB/s for one GPU's process"},
+};
+
+}  // namespace
+
+// Latencies: NCCL's smallest all_gather between two H200, 5.3 us; AIConfigurator's 10 us for peers on PCIe.
+constinit const Fabric kNvlink{
+    "nvlink",   "nvlink",     450,
+    kUnlimited, kNvlinkCurve, kNvlinkCurve,
+    5'300,      kUnlimited,   "NVLink through NVSwitch: 75 % of the data sheet's rate"};
+constinit const Fabric kPcie{
+    "pcie",     "pcie",     64,
+    kUnlimited, kPcieCurve, kPcieCurve,
+    10'000,     kUnlimited, "PCIe between peers without NVLink: 84 % of the link's rate"};
+
+std::span<const Fabric> fabrics() {
+  return kFabrics;
+}
+
+const Fabric& find_fabric(std::string_view name, int efa_generation, std::string_view place) {
+  const std::string wanted = name == "efa" ? fmt::format("efa-v{}", efa_generation) : std::string(name);
+  std::vector<std::string_view> names{"efa"};
+  std::string known = "efa";
+  for (const Fabric& fabric : kFabrics) {
+    if (fabric.name == wanted) return fabric;
+    names.push_back(fabric.name);
+    known.append(", ").append(fabric.name);
+  }
+  if (name == "efa") {
+    throw InputError(
+        place, "fabric 'efa' needs an instance with EFA; expected one, or a fabric of " + known.substr(5));
+  }
+  throw InputError(
+      place, "unknown fabric '" + wanted + "'" + did_you_mean(wanted, names) + "; expected one of " + known);
+}
+
+double efficiency(const Fabric& fabric, Op op, Bytes bytes) {
+  const std::span<const CurvePoint> curve = op == Op::read ? fabric.read : fabric.write;
+  const auto above = std::ranges::upper_bound(curve, bytes, {}, &CurvePoint::bytes);
+  if (above == curve.begin()) {
+    return std::min(curve.front().rate, fabric.operations * static_cast<double>(bytes)) / fabric.line;
+  }
+  const CurvePoint& low = above[-1];
+  if (above == curve.end()) return low.rate / fabric.line;
+  // Logarithms of ratios: exactly 0 at the point itself, so that the table's own values come back.
+  const auto octaves = [&](Bytes size) {
+    return math::log(static_cast<double>(size) / static_cast<double>(low.bytes));
+  };
+  return (low.rate + (above->rate - low.rate) * (octaves(bytes) / octaves(above->bytes))) / fabric.line;
+}
+
+}  // namespace pdsim

@@ -1,0 +1,1 @@
+pdsim_test(network LIBRARIES pdsim_network)

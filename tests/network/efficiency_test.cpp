@@ -1,0 +1,99 @@
+// Theory: the curves give back the measured points (shared/facts/kv-transfer-points.csv), are continuous
+// and monotone, and below 64 KiB the machine's operations per second bind: rate = operations x size.
+#include "sim/network/efficiency.hpp"
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "sim/core/error.hpp"
+
+namespace pdsim {
+namespace {
+
+constexpr Bytes kKiB = 1024;
+
+double node_rate(const char* fabric, Op op, Bytes size) {
+  const Fabric& f = find_fabric(fabric, 0, "test");
+  return efficiency(f, op, size) * f.line;
+}
+
+TEST(Efficiency, GivesBackTheMeasuredPoints) {
+  const auto write = [](Bytes kib) { return node_rate("efa-v3", Op::write, kib * kKiB); };
+  const auto read = [](Bytes kib) { return node_rate("efa-v3", Op::read, kib * kKiB); };
+  EXPECT_DOUBLE_EQ(write(64), 97.11);
+  EXPECT_DOUBLE_EQ(write(128), 190.82);
+  EXPECT_DOUBLE_EQ(write(256), 324.90);
+  EXPECT_DOUBLE_EQ(write(512), 357.62);
+  EXPECT_DOUBLE_EQ(write(1024), 365.66);
+  EXPECT_DOUBLE_EQ(write(2048), 366.87);
+  EXPECT_DOUBLE_EQ(read(64), 96.87);
+  EXPECT_DOUBLE_EQ(read(128), 203.88);
+  EXPECT_DOUBLE_EQ(read(256), 296.19);
+  EXPECT_DOUBLE_EQ(read(1024), 303.78);
+  EXPECT_DOUBLE_EQ(node_rate("efa-v2", Op::write, 1024 * kKiB), 388.90);
+  EXPECT_DOUBLE_EQ(node_rate("efa-v2", Op::read, 1024 * kKiB), 381.64);
+  EXPECT_DOUBLE_EQ(node_rate("efa-v4", Op::write, 1024 * kKiB), 302);
+  EXPECT_DOUBLE_EQ(node_rate("efa-v4", Op::read, 1024 * kKiB), 313);
+}
+
+// Half an octave above 128 KiB is half way: (190.82 + 324.90) / 2 at 128 KiB x sqrt 2 = 185,364 B.
+TEST(Efficiency, IsLinearInTheLogarithmBetweenPoints) {
+  EXPECT_NEAR(node_rate("efa-v3", Op::write, 185'364), (190.82 + 324.90) / 2, 1e-3);
+}
+
+TEST(Efficiency, BelowTheFirstPointOperationsBind) {
+  // 97.11 GB/s / 64 KiB = 1.4818 M operations a second.
+  EXPECT_NEAR(node_rate("efa-v3", Op::write, 4 * kKiB), 1.4818e-3 * 4096, 1e-3);
+  EXPECT_DOUBLE_EQ(node_rate("efa-v3", Op::read, 4 * kKiB), node_rate("efa-v3", Op::write, 4 * kKiB));
+  EXPECT_DOUBLE_EQ(node_rate("efa-v3", Op::write, 8 * kKiB), 2 * node_rate("efa-v3", Op::write, 4 * kKiB));
+}
+
+TEST(Efficiency, IsContinuousMonotoneAndAtMostOne) {
+  for (const Fabric& fabric : fabrics()) {
+    for (const Op op : {Op::read, Op::write}) {
+      double last = efficiency(fabric, op, 1);
+      for (Bytes size = 1; size < 8 * 1024 * kKiB; size += size / 512 + 1) {
+        const double now = efficiency(fabric, op, size);
+        ASSERT_GE(now, last) << fabric.name << " " << size;
+        ASSERT_LE(now, 1.0) << fabric.name << " " << size;
+        ASSERT_LT(now - last, 0.01) << fabric.name << " jumps at " << size;
+        last = now;
+      }
+      const Bytes knot = 64 * kKiB;
+      EXPECT_NEAR(efficiency(fabric, op, knot - 1), efficiency(fabric, op, knot), 1e-4) << fabric.name;
+    }
+  }
+}
+
+TEST(Efficiency, StripesFrom128KiB) {
+  EXPECT_EQ(wire_operation_bytes(128 * kKiB - 1, 2), 128 * kKiB - 1);
+  EXPECT_EQ(wire_operation_bytes(128 * kKiB, 2), 64 * kKiB);
+  EXPECT_EQ(wire_operation_bytes(128 * kKiB, 4), 32 * kKiB);
+  EXPECT_EQ(wire_operation_bytes(128 * kKiB + 1, 2), 64 * kKiB + 1);
+  EXPECT_EQ(wire_operation_bytes(1024 * kKiB, 1), 1024 * kKiB);
+}
+
+std::string error_of(auto&& call) {
+  try {
+    call();
+  } catch (const InputError& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(Efficiency, FindsFabricsByName) {
+  EXPECT_EQ(find_fabric("efa", 3, "x").name, "efa-v3");
+  EXPECT_EQ(find_fabric("tcp", 3, "x").name, "tcp");
+  EXPECT_EQ(
+      error_of([] { find_fabric("roca", 0, "a.json: /network/fabric"); }),
+      "a.json: /network/fabric: unknown fabric 'roca' (did you mean 'roce'?); expected one of efa, efa-v1, "
+      "efa-v2, efa-v3, efa-v4, roce, tcp");
+  EXPECT_EQ(error_of([] { find_fabric("efa", 0, "a.json: /network/fabric"); }),
+            "a.json: /network/fabric: fabric 'efa' needs an instance with EFA; expected one, or a fabric of "
+            "efa-v1, efa-v2, efa-v3, efa-v4, roce, tcp");
+}
+
+}  // namespace
+}  // namespace pdsim
