@@ -1,0 +1,1 @@
+pdsim_test(serving LIBRARIES pdsim_serving)
