@@ -8,6 +8,7 @@ find_package(Boost REQUIRED)              # Boost.Graph: topology and its routes
 find_package(fmt REQUIRED)                # text: messages, tables, CSV
 find_package(simdjson REQUIRED)           # JSONL traces of any size
 find_package(ZLIB REQUIRED)               # traces and tables that come as .gz
+find_package(OpenSSL REQUIRED COMPONENTS Crypto)  # SHA-256 of every input
 find_package(PkgConfig REQUIRED)
 pkg_check_modules(zstd REQUIRED IMPORTED_TARGET libzstd)  # traces that come as .zst
 

@@ -2,6 +2,9 @@
 //
 // Every value here is in range and every name is known, but nothing has been looked up yet: models,
 // instances and traces are still names. Times are nanoseconds, sizes bytes, rates as named.
+//
+// A member's initial value is the default of its key, and stands nowhere else; fields.cpp says where
+// it comes from.
 #pragma once
 
 #include <cstdint>
@@ -11,10 +14,9 @@
 #include <vector>
 
 #include "sim/core/time.hpp"
+#include "sim/scenario/names.hpp"
 
 namespace pdsim {
-
-enum class Role : std::uint8_t { prefill, decode, colocated };
 
 struct EngineConfig {
   std::int32_t block_size = 16;
@@ -25,9 +27,9 @@ struct EngineConfig {
   bool enable_chunked_prefill = true;
   bool async_scheduling = true;
   bool step_by_step = false;  ///< every decode step through the event queue
-  double gpu_memory_utilization = 0.9;
+  double gpu_memory_utilization = 0.92;
   std::int32_t num_gpu_blocks_override = 0;  ///< 0 = from memory
-  Nanos idle_step = 0;                       ///< an empty step of an engine with parked requests only
+  Nanos idle_step = 500 * kMicrosecond;      ///< an empty step of an engine with parked requests only
 };
 
 struct PoolConfig {
@@ -40,41 +42,55 @@ struct PoolConfig {
   EngineConfig engine;
 };
 
-/// Which GPUs one replica has, when the scenario lists them.
+/// Which GPUs of one node a replica has, when the scenario lists them. A replica that spans nodes has
+/// one entry for each; together they name tensor x pipeline x data parallel GPUs.
 struct PlacementConfig {
   std::string pool;
   std::int32_t replica = 0;
   std::int32_t node = 0;
   std::vector<std::int32_t> gpus;
+  std::vector<std::int32_t> nics;  ///< empty = the ones next to its GPUs
 };
-
-enum class PlacementPolicy : std::uint8_t { pack, spread, list };
 
 struct RouterConfig {
   std::string policy = "prefix_aware";
   std::int32_t max_retries = 0;
   std::int32_t local_prefill_threshold = 0;  ///< tokens; fewer to compute than this: no hand-over
-  Nanos hop = 0;                             ///< one message between proxy and engine, tokenisation included
-  Nanos cache_event_delay = 0;  ///< from the step that publishes cache events until the router knows
-  double load_weight = 1.0;     ///< prefix_aware: tokens in flight count this much against tokens saved
+  Nanos hop = kMillisecond;                  ///< one message between proxy and engine, tokenisation included
+  Nanos cache_event_delay =
+      kMillisecond;          ///< from the step that publishes cache events until the router knows
+  double load_weight = 1.0;  ///< prefix_aware: tokens in flight count this much against tokens saved
 };
-
-enum class TransferMode : std::uint8_t { pull, push, push_layerwise, push_progressive };
 
 struct TransferConfig {
   TransferMode mode = TransferMode::pull;
   bool bidirectional = false;
-  std::int32_t kv_recompute_threshold = 64;
-  std::int32_t pd_recompute_threshold = 0;
-  std::int32_t full_hit_tokens = -1;  ///< -1 = one block of the decode pool; 0 = strict
-  Nanos kv_lease_duration = 0;
-  Nanos decoder_kv_blocks_ttl = 0;
+  std::int32_t kv_recompute_threshold = 64;  ///< tokens; decode-to-prefill reads, when bidirectional
+  std::int32_t pd_recompute_threshold = 0;   ///< tokens; prefill-to-decode transfers
+  std::int32_t full_hit_tokens = -1;  ///< -1 = one block of the decode pool (loading resolves it); 0 = strict
+  Nanos kv_lease_duration = 30 * kSecond;
+  Nanos decoder_kv_blocks_ttl = 480 * kSecond;
+  Nanos push_registration_timeout = 480 * kSecond;  ///< loading makes it the TTL above unless given
+  Nanos engine_ttl = 3600 * kSecond;                ///< idle remote state is forgotten after this
   std::string kv_load_failure_policy = "fail";
-  std::string backend = "libfabric";  ///< whose posting costs apply between nodes
-  Nanos post_fixed = 0;               ///< before the first descriptor of a transfer is posted
-  Nanos post_per_descriptor = 0;
-  Nanos handshake = 0;     ///< first contact with one remote rank
-  Nanos notification = 0;  ///< one-way time of a notification
+  std::string backend{kTransferBackends[0].name};      ///< whose posting costs apply between nodes
+  Nanos post_fixed = kTransferBackends[0].post_fixed;  ///< before a transfer's first descriptor
+  Nanos post_per_descriptor = kTransferBackends[0].post_per_descriptor;
+  Nanos handshake = 50 * kMillisecond;  ///< first contact with one remote rank
+  Nanos notification = 17'300;          ///< one-way time of a notification
+  std::int32_t num_threads = 4;         ///< of UCX as the only backend
+  bool enforce_handshake_compat = true;
+  bool enable_cross_layers_blocks = false;
+  bool background_receiver = false;  ///< this and the next three: open vLLM pull requests
+  bool seed_first_token = false;
+  bool fast_kv_dispatch = false;
+  bool fast_kv_notify = false;
+};
+
+/// What differs for transfers from one pool to another; `transfer` is complete.
+struct TransferPair {
+  std::string from, to;
+  TransferConfig transfer;
 };
 
 struct NetworkConfig {
@@ -97,11 +113,9 @@ struct SyntheticConfig {
   bool poisson = true;             ///< exponential gaps; false = constant ones
 };
 
-enum class Sessions : std::uint8_t { open, closed };
-
 struct WorkloadConfig {
   std::string trace;   ///< a path ready to open, "-" for stdin, or empty when synthetic
-  std::string format;  ///< empty = from the file's name or first row is an error: must be given
+  std::string format;  ///< one of trace_formats(); empty only when synthetic
   std::optional<SyntheticConfig> synthetic;
   double time_scale = 1.0;  ///< 2 = twice the rate
   Sessions sessions = Sessions::open;
@@ -113,8 +127,17 @@ struct WorkloadConfig {
 using Slo = std::map<std::string, std::map<std::string, double>>;
 
 struct PricingConfig {
-  std::string plan = "on_demand";
-  std::map<std::string, double> usd_per_hour;  ///< per instance, overrides the plan
+  std::string plan = "on_demand";              ///< "usd_per_hour" = the scenario prices every instance itself
+  std::map<std::string, double> usd_per_hour;  ///< by instance; overrides the plan
+};
+
+/// Something that breaks: once, at a time, or again and again at a rate.
+struct FaultConfig {
+  std::string kind;            ///< a name in kFaultKinds
+  std::string target;          ///< a worker, a pool, a link or a message; empty = any
+  Nanos at = -1;               ///< -1 = by rate
+  double rate_per_hour = 0.0;  ///< 0 = once
+  Nanos duration = 0;          ///< until it heals; 0 = the kind's own
 };
 
 struct Scenario {
@@ -127,10 +150,12 @@ struct Scenario {
   std::vector<PlacementConfig> placement_list;
   RouterConfig router;
   TransferConfig transfer;
+  std::vector<TransferPair> transfer_pairs;
   NetworkConfig network;
   WorkloadConfig workload;
   Slo slo;
   PricingConfig pricing;
+  std::vector<FaultConfig> faults;
   std::uint64_t seed = 1;
   std::uint32_t permute_ties = 0;  ///< a test mode; see sim/core/event_queue.hpp
 };

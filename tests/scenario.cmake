@@ -1,0 +1,1 @@
+pdsim_test(scenario LIBRARIES pdsim_scenario pdsim_models pdsim_traces nlohmann_json::nlohmann_json)
