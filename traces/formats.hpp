@@ -1,0 +1,33 @@
+// What the formats implement and share. Not for users of traces: include reader.hpp or writer.hpp.
+#pragma once
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "traces/lines.hpp"
+#include "traces/trace.hpp"
+
+namespace pdsim {
+
+void read_mooncake(LineReader& lines, Trace& trace);
+void write_mooncake(const Trace& trace, std::ptrdiff_t index, std::string& text);
+std::vector<std::string> mooncake_losses(const Trace& trace);
+
+void read_azure(LineReader& lines, Trace& trace);
+void write_azure(const Trace& trace, std::ptrdiff_t index, std::string& text);
+std::vector<std::string> azure_losses(const Trace& trace);
+
+/// push_back that grows to what the file will need, judged by the share read so far, so that the arrays
+/// end near their size instead of near twice it.
+template <typename T>
+void append(std::vector<T>& array, T value, double share_read) {
+  if (array.size() == array.capacity()) {
+    const auto size = static_cast<double>(array.size());
+    const double expected = share_read > 0.01 ? 1.02 * size / share_read : 2.0 * size;
+    array.reserve(std::max<std::size_t>(1024, static_cast<std::size_t>(std::max(expected, 1.02 * size + 1))));
+  }
+  array.push_back(value);
+}
+
+}  // namespace pdsim
