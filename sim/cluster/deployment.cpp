@@ -1,0 +1,348 @@
+#include "sim/cluster/deployment.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+
+#include "models/profile.hpp"
+#include "sim/core/error.hpp"
+
+namespace pdsim {
+
+namespace {
+
+// A node of a pool that names a GPU alone: eight of them, as every instance here has.
+constexpr std::int32_t kGpusOfANode = 8;
+
+constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
+
+// The instance whose network cards a GPU named alone is taken to have.
+const Instance* instance_with(std::string_view gpu) {
+  for (const std::string& name : instance_names()) {
+    const Instance& instance = find_instance(name, "");
+    if (instance.gpu == gpu) return &instance;
+  }
+  return nullptr;
+}
+
+void check_roles(const LoadedScenario& loaded, Deployment& d) {
+  std::array<int, 3> count{};
+  for (const PoolPlan& pool : d.pools) ++count[static_cast<std::size_t>(pool.role)];
+  const auto [prefill, decode, colocated] = count;
+  d.disaggregated = colocated == 0;
+  if (colocated > 0 && prefill + decode > 0) {
+    throw InputError(
+        loaded.place("/pools"),
+        "colocated pools beside prefill or decode pools: a request goes one way or the other; expected "
+        "either only colocated pools or prefill and decode pools");
+  }
+  if (d.disaggregated && (prefill == 0 || decode == 0)) {
+    throw InputError(
+        loaded.place("/pools"),
+        fmt::format("no {} pool: no request could be served; expected at least one of each, or colocated "
+                    "pools",
+                    prefill == 0 ? "prefill" : "decode"));
+  }
+}
+
+PoolPlan plan_pool(const LoadedScenario& loaded, std::size_t index, const Deployment& d) {
+  const PoolConfig& config = loaded.scenario.pools[index];
+  const std::string at = fmt::format("/pools/{}", index);
+  PoolPlan pool;
+  pool.name = config.name;
+  pool.role = config.role;
+  pool.replicas = config.replicas;
+  pool.parallelism = {config.tensor_parallel, config.pipeline_parallel, config.data_parallel,
+                      config.expert_parallel};
+  if (!config.instance.empty()) {
+    pool.instance = &find_instance(config.instance, loaded.place(at + "/instance"));
+    pool.gpu = &find_gpu(pool.instance->gpu, loaded.place(at + "/instance"));
+  } else {
+    pool.gpu = &find_gpu(config.gpu, loaded.place(at + "/gpu"));
+  }
+  check_parallelism(d.model, pool.parallelism, loaded.place(at), d.weights);
+  pool.engine = resolve_engine(config.engine, pool.gpu->name, pool.gpu->memory_bytes, d.model.max_position,
+                               loaded.place(at + "/engine"));
+  return pool;
+}
+
+// KV blocks = (memory x utilisation - weights - activations - state of max_num_seqs sequences) / block.
+void size_memory(const LoadedScenario& loaded, std::size_t index, Deployment& d) {
+  PoolPlan& pool = d.pools[index];
+  const std::string at = fmt::format("/pools/{}", index);
+  const EngineConfig& e = pool.engine;
+  pool.footprint =
+      footprint(d.model, pool.parallelism, d.weights, d.kv, e.max_num_batched_tokens, e.max_num_seqs);
+  const Footprint& f = pool.footprint;
+  pool.usable_bytes =
+      static_cast<Bytes>(static_cast<double>(pool.gpu->memory_bytes) * e.gpu_memory_utilization);
+  pool.reserved_bytes = (f.state_bytes_per_sequence + f.window_bytes_per_sequence) * e.max_num_seqs;
+  pool.kv_bytes_per_block = f.kv_bytes_per_token * e.block_size;
+  const double left = static_cast<double>(pool.usable_bytes) - static_cast<double>(f.weight_bytes) -
+                      static_cast<double>(f.activation_bytes) - static_cast<double>(pool.reserved_bytes);
+  const std::string needs = fmt::format(
+      "{:.1f} GiB of weights, {:.1f} of activations and {:.1f} of per-sequence state against {:.1f} GiB "
+      "usable on {} "
+      "at tensor_parallel {}",
+      static_cast<double>(f.weight_bytes) / kGiB, static_cast<double>(f.activation_bytes) / kGiB,
+      static_cast<double>(pool.reserved_bytes) / kGiB, static_cast<double>(pool.usable_bytes) / kGiB,
+      pool.gpu->name, pool.parallelism.tensor);
+  if (static_cast<double>(f.weight_bytes) > static_cast<double>(pool.usable_bytes)) {
+    throw InputError(loaded.place(at),
+                     fmt::format("pool '{}': the weights of {} do not fit: {}; expected more GPUs a "
+                                 "replica or a smaller weights_dtype",
+                                 pool.name, d.model.name, needs));
+  }
+  const double blocks =
+      e.num_gpu_blocks_override > 0 ? e.num_gpu_blocks_override : std::floor(left / pool.kv_bytes_per_block);
+  // vLLM keeps block 0 as the null block; one more must be left to serve anything.
+  if (!(blocks >= 2)) {
+    throw InputError(
+        loaded.place(at),
+        fmt::format("pool '{}' has no room for KV cache, so no request could use it: {}", pool.name, needs));
+  }
+  pool.blocks = static_cast<std::int32_t>(std::min(blocks, 2e9)) - 1;
+}
+
+NodeSpec node_spec(const LoadedScenario& loaded, const PoolPlan& pool, std::size_t pool_index,
+                   std::size_t number) {
+  const Instance* instance = pool.instance != nullptr ? pool.instance : instance_with(pool.gpu->name);
+  NodeSpec node;
+  node.name = fmt::format("node{}", number);
+  node.gpus = pool.instance != nullptr ? pool.instance->gpus : kGpusOfANode;
+  node.nvlink_rate = pool.gpu->nvlink_bytes_per_ns;
+  node.pcie_rate = pool.gpu->pcie_bytes_per_ns;
+  if (instance != nullptr) {
+    node.nics = instance->nics;
+    node.nic_rate = instance->nic_bytes_per_ns();
+    if (node.nics > 0) {
+      const std::string_view fabric = loaded.scenario.network.fabric;
+      node.fabric = &find_fabric(fabric, instance->efa_version,
+                                 loaded.place(instance->efa_version > 0 || fabric != "efa"
+                                                  ? "/network/fabric"
+                                                  : fmt::format("/pools/{}/instance", pool_index)));
+    }
+  }
+  return node;
+}
+
+/// Where the replicas go: for each pool, each replica, the (node, GPU within it) of its GPUs in rank order.
+struct Places {
+  std::vector<std::int32_t> pool_of_node;
+  std::vector<std::vector<std::vector<std::pair<std::int32_t, std::int32_t>>>> gpus;
+};
+
+std::int32_t gpus_of_a_node(const PoolPlan& pool) {
+  return pool.instance != nullptr ? pool.instance->gpus : kGpusOfANode;
+}
+
+void place_pool(const LoadedScenario& loaded, std::size_t index, const PoolPlan& pool, PlacementPolicy policy,
+                Places& places) {
+  const std::int32_t per_node = gpus_of_a_node(pool);
+  const std::int32_t need = pool.parallelism.gpus();
+  const auto first_node = static_cast<std::int32_t>(places.pool_of_node.size());
+  auto& replicas = places.gpus[index];
+  if (need > per_node && need % per_node != 0) {
+    throw InputError(
+        loaded.place(fmt::format("/pools/{}", index)),
+        fmt::format("a replica of pool '{}' takes {} GPUs, expected at most the {} of a node or whole "
+                    "nodes",
+                    pool.name, need, per_node));
+  }
+  if (pool.parallelism.tensor > per_node) {
+    throw InputError(loaded.place(fmt::format("/pools/{}/tensor_parallel", index)),
+                     fmt::format("is {}, expected at most the {} GPUs that NVLink joins on a node",
+                                 pool.parallelism.tensor, per_node));
+  }
+  const std::int32_t fit = std::max(1, per_node / need);         // replicas on a node
+  const std::int32_t nodes_each = std::max(1, need / per_node);  // nodes of a replica
+  const std::int32_t groups = (pool.replicas + fit - 1) / fit;   // nodes, or groups of nodes_each
+  for (std::int32_t r = 0; r < pool.replicas; ++r) {
+    const std::int32_t group = policy == PlacementPolicy::pack ? r / fit : r % groups;
+    const std::int32_t slot = policy == PlacementPolicy::pack ? r % fit : r / groups;
+    std::vector<std::pair<std::int32_t, std::int32_t>> gpus;
+    for (std::int32_t g = 0; g < need; ++g) {
+      const std::int32_t local = slot * need + g;
+      gpus.emplace_back(first_node + group * nodes_each + local / per_node, local % per_node);
+    }
+    replicas.push_back(std::move(gpus));
+  }
+  places.pool_of_node.insert(places.pool_of_node.end(), static_cast<std::size_t>(groups * nodes_each),
+                             static_cast<std::int32_t>(index));
+}
+
+void place_by_list(const LoadedScenario& loaded, const Deployment& d, Places& places) {
+  const auto fail = [&](std::size_t entry, const std::string& what) {
+    throw InputError(loaded.place(fmt::format("/placement/{}", entry)), what);
+  };
+  std::set<std::pair<std::int32_t, std::int32_t>> taken;
+  for (std::size_t p = 0; p < d.pools.size(); ++p) {
+    places.gpus[p].resize(static_cast<std::size_t>(d.pools[p].replicas));
+  }
+  const auto& list = loaded.scenario.placement_list;
+  for (std::size_t i = 0; i < list.size(); ++i) {
+    const PlacementConfig& entry = list[i];
+    const auto found = std::find_if(d.pools.begin(), d.pools.end(),
+                                    [&](const PoolPlan& pool) { return pool.name == entry.pool; });
+    if (found == d.pools.end()) fail(i, fmt::format("no pool is called '{}'", entry.pool));
+    const auto p = static_cast<std::size_t>(found - d.pools.begin());
+    if (entry.replica >= found->replicas) {
+      fail(i,
+           fmt::format("replica {} of pool '{}', which has {}", entry.replica, entry.pool, found->replicas));
+    }
+    if (!entry.nics.empty()) fail(i, "a list of NICs is not simulated yet; expected each GPU with its own");
+    const auto node = static_cast<std::size_t>(entry.node);
+    if (node >= places.pool_of_node.size()) places.pool_of_node.resize(node + 1, -1);
+    std::int32_t& owner = places.pool_of_node[node];
+    if (owner < 0) owner = static_cast<std::int32_t>(p);
+    const PoolPlan& first = d.pools[static_cast<std::size_t>(owner)];
+    if (first.instance != found->instance || first.gpu != found->gpu) {
+      fail(i, fmt::format("node {} would be of two kinds: that of pool '{}' and that of '{}'", node,
+                          first.name, found->name));
+    }
+    for (const std::int32_t gpu : entry.gpus) {
+      if (gpu >= gpus_of_a_node(*found)) {
+        fail(i, fmt::format("GPU {} of a node that has {}", gpu, gpus_of_a_node(*found)));
+      }
+      if (!taken.insert({entry.node, gpu}).second) {
+        fail(i, fmt::format("GPU {} of node {} is given away twice", gpu, entry.node));
+      }
+      places.gpus[p][static_cast<std::size_t>(entry.replica)].emplace_back(entry.node, gpu);
+    }
+  }
+  for (std::size_t n = 0; n < places.pool_of_node.size(); ++n) {
+    if (places.pool_of_node[n] < 0) {
+      throw InputError(loaded.place("/placement"),
+                       fmt::format("node {} holds nothing; expected nodes 0, 1, ... "
+                                   "without gaps",
+                                   n));
+    }
+  }
+  for (std::size_t p = 0; p < d.pools.size(); ++p) {
+    for (std::size_t r = 0; r < places.gpus[p].size(); ++r) {
+      const auto got = places.gpus[p][r].size();
+      const auto need = static_cast<std::size_t>(d.pools[p].parallelism.gpus());
+      if (got != need) {
+        throw InputError(loaded.place("/placement"),
+                         fmt::format("replica {} of pool '{}' is given {} GPUs, expected {}", r,
+                                     d.pools[p].name, got, need));
+      }
+    }
+  }
+}
+
+void place(const LoadedScenario& loaded, Deployment& d) {
+  const Scenario& s = loaded.scenario;
+  Places places;
+  places.gpus.resize(d.pools.size());
+  if (s.placement == PlacementPolicy::list) {
+    place_by_list(loaded, d, places);
+  } else {
+    for (std::size_t p = 0; p < d.pools.size(); ++p) place_pool(loaded, p, d.pools[p], s.placement, places);
+  }
+
+  std::vector<NodeSpec> nodes;
+  for (std::size_t n = 0; n < places.pool_of_node.size(); ++n) {
+    const auto p = static_cast<std::size_t>(places.pool_of_node[n]);
+    const PoolPlan& pool = d.pools[p];
+    nodes.push_back(node_spec(loaded, pool, p, n));
+    NodePlan node;
+    node.instance = pool.instance;
+    node.gpu = pool.gpu;
+    if (pool.instance != nullptr) {
+      const auto own = s.pricing.usd_per_hour.find(pool.instance->name);
+      const auto listed = pool.instance->prices.find(s.pricing.plan);
+      if (own != s.pricing.usd_per_hour.end()) {
+        node.usd_per_hour = own->second;
+        node.price_as_of = "scenario";
+      } else if (listed != pool.instance->prices.end()) {
+        node.usd_per_hour = listed->second.usd_per_hour;
+        node.price_as_of = listed->second.as_of;
+      }
+    }
+    d.nodes.push_back(node);
+  }
+  CoreSpec core;
+  core.nodes_per_leaf = s.network.nodes_per_leaf;
+  core.oversubscription = s.network.oversubscription;
+  for (const auto& rail : s.network.failed_rails)
+    core.failed_rails.push_back({rail.node, rail.gpu, rail.rail});
+  d.topology = build_topology(std::move(nodes), core, loaded.place("/network"));
+
+  for (std::size_t p = 0; p < d.pools.size(); ++p) {
+    const Parallelism& parallel = d.pools[p].parallelism;
+    const std::int32_t group = parallel.tensor * parallel.pipeline;
+    for (std::size_t r = 0; r < places.gpus[p].size(); ++r) {
+      const auto& gpus = places.gpus[p][r];
+      for (std::int32_t rank = 0; rank < parallel.data; ++rank) {
+        WorkerPlan worker;
+        worker.name = fmt::format("{}-{}", d.pools[p].name, r);
+        if (parallel.data > 1) worker.name += fmt::format(".dp{}", rank);
+        worker.pool = static_cast<std::int32_t>(p);
+        for (std::int32_t g = 0; g < group; ++g) {
+          const auto [node, gpu] = gpus[static_cast<std::size_t>(rank * group + g)];
+          worker.gpus.push_back(d.topology.gpu(node, gpu));
+          ++d.nodes[static_cast<std::size_t>(node)].gpus_held;
+        }
+        d.workers.push_back(std::move(worker));
+      }
+    }
+  }
+}
+
+// Pull is between one rank and another: pipeline stages that hold different layers, and pairs of
+// workers that cannot reach each other, are not simulated.
+void check_pairs(const LoadedScenario& loaded, const Deployment& d) {
+  if (!d.disaggregated) return;
+  for (std::size_t p = 0; p < d.pools.size(); ++p) {
+    if (d.pools[p].parallelism.pipeline > 1) {
+      throw InputError(loaded.place(fmt::format("/pools/{}/pipeline_parallel", p)),
+                       "is more than 1 in a pool that hands KV over, which is not simulated yet; expected 1");
+    }
+  }
+  for (const WorkerPlan& from : d.workers) {
+    if (d.pools[static_cast<std::size_t>(from.pool)].role != Role::prefill) continue;
+    for (const WorkerPlan& to : d.workers) {
+      if (d.pools[static_cast<std::size_t>(to.pool)].role != Role::decode) continue;
+      if (route(d.topology, from.gpus[0], to.gpus[0]).transport == Transport::none) {
+        throw InputError(loaded.place("/pools"),
+                         fmt::format("{} and {} cannot reach each other: their nodes have no "
+                                     "network cards in common",
+                                     from.name, to.name));
+      }
+    }
+  }
+}
+
+}  // namespace
+
+Deployment plan_deployment(const LoadedScenario& loaded) {
+  const Scenario& s = loaded.scenario;
+  Deployment d;
+  d.model = load_model(s.model, loaded.place("/model"));
+  d.weights = s.weights_dtype.empty() ? d.model.weights_dtype
+                                      : dtype_of(s.weights_dtype, loaded.place("/weights_dtype"));
+  d.kv = s.kv_dtype.empty() ? d.model.dtype : dtype_of(s.kv_dtype, loaded.place("/kv_dtype"));
+  for (std::size_t i = 0; i < s.pools.size(); ++i) d.pools.push_back(plan_pool(loaded, i, d));
+  check_roles(loaded, d);
+  for (std::size_t i = 0; i < s.pools.size(); ++i) size_memory(loaded, i, d);
+  place(loaded, d);
+  check_pairs(loaded, d);
+  std::set<std::string> profiles;
+  for (std::size_t i = 0; i < s.pools.size(); ++i) {
+    PoolPlan& pool = d.pools[i];
+    const Profile profile =
+        load_profile(s.gpu_profile.empty() ? pool.gpu->name : s.gpu_profile,
+                     loaded.place(s.gpu_profile.empty() ? fmt::format("/pools/{}", i) : "/gpu_profile"));
+    profiles.insert(profile.name);
+    pool.step_model =
+        std::make_unique<StepModel>(d.model, pool.parallelism, d.weights, d.kv, *pool.gpu, profile,
+                                    pool.engine.max_num_batched_tokens, pool.engine.async_scheduling);
+  }
+  for (const std::string& name : profiles) d.profile += (d.profile.empty() ? "" : ", ") + name;
+  return d;
+}
+
+}  // namespace pdsim

@@ -1,0 +1,42 @@
+// From a run's records to what people and scripts read: summary.json, requests.csv, the printed table.
+//
+// Everything here is a pure function of the run and its inputs: no wall clock, no order of a hash map,
+// so the same run gives the same bytes. Percentiles are numpy's linear ones over completed requests
+// inside the measuring window; gaps between tokens come from a histogram within 0.1 %.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "sim/metrics/record.hpp"
+#include "sim/scenario/scenario.hpp"
+#include "traces/trace.hpp"
+
+namespace pdsim {
+
+/// What the summary needs to know beside the run itself.
+struct RunContext {
+  std::string scenario, scenario_sha256, profile;
+  std::uint64_t seed = 1;
+  Slo slo;
+  struct Node {
+    std::optional<double> usd_per_hour;  ///< of the whole node; absent = nobody has published it
+    std::string price_as_of;
+    std::int32_t gpus = 0, gpus_held = 0;
+  };
+  std::vector<Node> nodes;
+};
+
+/// CONTRACT's summary.json. O(requests log requests).
+nlohmann::ordered_json summarize(const RunResult& run, const RunContext& context, const Trace& trace);
+
+/// CONTRACT's requests.csv, header included. O(requests).
+std::string requests_csv(const RunResult& run, const Trace& trace, const std::vector<std::string>& workers);
+
+/// The summary as a table for a terminal.
+std::string summary_table(const nlohmann::ordered_json& summary);
+
+}  // namespace pdsim

@@ -1,0 +1,19 @@
+// Result files: all of them or none, never a half-written one.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace pdsim {
+
+/// InputError unless `folder` is a folder that can be written to, or can be made. Makes nothing.
+void check_folder(const std::string& folder);
+
+/// Writes (name, content) pairs into `folder`, made if missing: each beside its name first, then all
+/// renamed. Returns the paths. InputError, and nothing left behind, when one cannot be written.
+std::vector<std::string> write_files(const std::string& folder,
+                                     const std::vector<std::pair<std::string, std::string>>& files);
+
+}  // namespace pdsim

@@ -1,0 +1,99 @@
+#include "tools/pdsim/workload.hpp"
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "models/hardware.hpp"
+#include "sim/cluster/cluster.hpp"
+#include "sim/core/error.hpp"
+#include "traces/generate.hpp"
+#include "traces/reader.hpp"
+#include "traces/reshape.hpp"
+
+namespace pdsim {
+
+namespace {
+
+// A file of one's own prices: {"p5en.48xlarge": 41.5, ...}, USD per hour of a whole instance.
+void apply_prices(const std::string& path, PricingConfig& pricing) {
+  std::ifstream file(path);
+  if (!file) throw InputError(path, "cannot be read; expected a JSON object of instance: USD per hour");
+  nlohmann::json prices;
+  try {
+    prices = nlohmann::json::parse(file, nullptr, true, true);
+  } catch (const nlohmann::json::parse_error& error) {
+    throw InputError(path, fmt::format("is not JSON: {}", error.what()));
+  }
+  if (!prices.is_object()) throw InputError(path, "expected a JSON object of instance: USD per hour");
+  for (const auto& [instance, usd] : prices.items()) {
+    const std::string at = path + ": /" + instance;
+    find_instance(instance, at);
+    if (!usd.is_number() || usd.get<double>() < 0) {
+      throw InputError(at, fmt::format("is {}, expected USD per hour, at least 0", usd.dump()));
+    }
+    pricing.usd_per_hour[instance] = usd.get<double>();
+  }
+}
+
+}  // namespace
+
+void add_replay_options(CLI::App& app, ReplayOptions& options) {
+  app.add_option("--trace", options.trace, "Trace to replay instead of the scenario's; - is stdin");
+  app.add_option("--format", options.format, "Its format: mooncake, azure");
+  app.add_option("--set", options.sets,
+                 "Override a value: PATH=VALUE, a dotted path into the scenario, pools by name or index "
+                 "(repeatable)")
+      ->type_name("PATH=VALUE")
+      ->take_all()
+      ->expected(1)
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+  app.add_option("--seed", options.seed, "Seed of all random streams, instead of the scenario's");
+  app.add_option("--prices", options.prices, "JSON file of your prices: {\"INSTANCE\": USD per hour, ...}");
+  app.add_flag("--quiet", options.quiet, "No progress and no notes on stderr");
+}
+
+LoadedScenario load_scenario_for(const std::string& path, const ReplayOptions& options) {
+  Overrides overrides;
+  overrides.trace = options.trace;
+  overrides.format = options.format;
+  overrides.seed = options.seed;
+  LoadedScenario loaded = load_scenario(path, options.sets, overrides);
+  if (!options.prices.empty()) apply_prices(options.prices, loaded.scenario.pricing);
+  check_simulated(loaded);
+  return loaded;
+}
+
+Trace load_trace_for(const LoadedScenario& loaded, bool quiet) {
+  const WorkloadConfig& workload = loaded.scenario.workload;
+  Trace trace;
+  if (workload.synthetic) {
+    const SyntheticConfig& c = *workload.synthetic;
+    const SyntheticWorkload w{c.requests, c.rate, c.poisson, c.isl, c.osl, c.range_ratio, c.shared_prefix};
+    trace = synthetic_trace(w, loaded.scenario.pools.front().engine.block_size, loaded.scenario.seed);
+  } else {
+    trace = read_trace(workload.trace, workload.format);
+  }
+  if (workload.time_scale != 1.0) scale_time(trace, workload.time_scale);
+  if (!quiet) fmt::print(stderr, "{}\n", load_summary(trace));
+  return trace;
+}
+
+RunContext context_of(const LoadedScenario& loaded, const Deployment& deployment) {
+  RunContext context;
+  context.scenario = loaded.scenario.name;
+  context.scenario_sha256 = loaded.sha256;
+  context.profile = deployment.profile;
+  context.seed = loaded.scenario.seed;
+  context.slo = loaded.scenario.slo;
+  for (std::size_t n = 0; n < deployment.nodes.size(); ++n) {
+    const NodePlan& node = deployment.nodes[n];
+    context.nodes.push_back(
+        {node.usd_per_hour, node.price_as_of, deployment.topology.nodes[n].gpus, node.gpus_held});
+  }
+  return context;
+}
+
+}  // namespace pdsim
