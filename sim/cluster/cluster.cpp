@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <deque>
+#include <utility>
 
 #include "sim/cluster/identity.hpp"
 #include "sim/core/event_queue.hpp"
@@ -30,8 +30,14 @@ enum Kind : std::uint32_t {
   kBoundary,   // decision: entity = worker, arg = epoch
 };
 
+constexpr std::uint64_t kSecondLeg = std::uint64_t{1} << 32;
+
 // Nothing but heartbeats for this long is a stall: longer than any lease or TTL that could free something.
 constexpr Nanos kStallAfter = 3600 * kSecond;
+
+// Between GPUs of one node NIXL copies through UCX, whatever carries bytes between nodes.
+constexpr const TransferBackend& kWithinNode = kTransferBackends[1];
+static_assert(kWithinNode.name == "ucx");
 
 struct Leg {  // beside Sequence: what the cluster needs to know of one
   std::uint32_t worker = kNoWorker;
@@ -94,7 +100,7 @@ class Simulation {
  private:
   // events
   void on_arrival(std::uint32_t request);
-  void on_deliver(std::uint32_t request, std::uint32_t worker);
+  void on_deliver(std::uint32_t request, std::uint32_t worker, bool handed_over);
   void on_boundary(std::uint32_t worker);
   void on_contact(std::uint32_t worker, std::uint32_t peer);
   void on_flow_start(std::uint32_t transfer, std::int32_t source);
@@ -271,7 +277,7 @@ RunResult Simulation::run() {
         on_arrival(entity);
         break;
       case kDeliver:
-        on_deliver(entity, arg);
+        on_deliver(entity, arg, (event.arg & kSecondLeg) != 0);
         break;
       case kHeartbeat:
         ++messages_;
@@ -499,25 +505,22 @@ void Simulation::finish(std::uint32_t request, RequestStatus status, Reason reas
 }
 
 // A request reaches an engine: prefill (or the only one) first, decode with the second delivery.
-void Simulation::on_deliver(std::uint32_t request, std::uint32_t worker) {
+void Simulation::on_deliver(std::uint32_t request, std::uint32_t worker, bool handed_over) {
   ++messages_;
   last_progress_ = now();
   RequestRecord& record = result_.requests[request];
   const Request& r = trace_.requests[request];
-  const SeqId peer = prefill_leg_[request];
-  const bool handed_over = peer != kNoSeq;
   const bool prefill_only = !handed_over && record.prefill_worker != record.decode_worker;
   const bool silent = prefill_only || r.output_tokens == 0;
   const SeqId id = new_sequence(request, worker, r.prompt_tokens + (silent ? 1 : r.output_tokens));
   Sequence& s = sequences_[id];
   s.silent = silent;
   if (handed_over) {
-    prefill_leg_[request] = kNoSeq;
     Leg& leg = legs_[id];
     leg.handed_over = s.remote = true;
-    leg.peer = peer;
-    legs_[peer].peer = id;
     leg.tracked_since = now();
+    leg.peer = std::exchange(prefill_leg_[request], kNoSeq);  // none: its lease has run out already
+    if (leg.peer != kNoSeq) legs_[leg.peer].peer = id;
     workers_[worker].tracked.push_back(id);
   } else {
     record.charge(Stage::router, now());
@@ -554,7 +557,9 @@ void Simulation::take_outputs(std::uint32_t worker) {
   engines_[worker].finish_step(now(), sequences_, outcome_, result_.gaps);
   for (const SeqId id : outcome_.first_tokens) {
     RequestRecord& record = result_.requests[sequences_[id].request];
-    record.charge(legs_[id].handed_over ? Stage::first_token : Stage::prefill, now());
+    // A preemption before the first token computes the prompt here: that is prefill.
+    const bool loaded = legs_[id].handed_over && sequences_[id].preemptions == 0;
+    record.charge(loaded ? Stage::first_token : Stage::prefill, now());
     record.first_token = now();
     last_progress_ = now();
     if (!legs_[id].handed_over) {
@@ -609,7 +614,7 @@ void Simulation::prefill_finished(SeqId id) {
   state.leased.push_back(id);
   state.least_expiry = std::min(state.least_expiry, leg.expiry);
   prefill_leg_[request] = id;
-  queue_.push(now() + s_.router.hop, Phase::arrival, kDeliver, request, 1, record.decode_worker);
+  queue_.push(now() + s_.router.hop, Phase::arrival, kDeliver, request, 1, kSecondLeg | record.decode_worker);
 }
 
 // Frees a prefill leg's blocks: decode has read them, or the lease has run out.
@@ -803,8 +808,8 @@ Nanos Simulation::post_ready(std::uint32_t worker) {
     const GpuId from = d_.workers[source].gpus[0], to = d_.workers[worker].gpus[0];
     const Route path = pdsim::route(d_.topology, from, to);
     const bool local = path.transport == Transport::local;
-    const Nanos fixed = local ? kTransferBackends[1].post_fixed : s_.transfer.post_fixed;
-    const Nanos each = local ? kTransferBackends[1].post_per_descriptor : s_.transfer.post_per_descriptor;
+    const Nanos fixed = local ? kWithinNode.post_fixed : s_.transfer.post_fixed;
+    const Nanos each = local ? kWithinNode.post_per_descriptor : s_.transfer.post_per_descriptor;
     const Nanos posting = posting_time(layout, fixed, each, n);
 
     std::uint32_t t;
@@ -826,7 +831,7 @@ Nanos Simulation::post_ready(std::uint32_t worker) {
         wire_operation_bytes(std::max<Bytes>(1, static_cast<Bytes>(descriptor_bytes)),
                              local ? 1 : d_.topology.rails[static_cast<std::size_t>(to)]);
     transfer.rate_cap = each > 0 ? descriptor_bytes / static_cast<double>(each) : kUnbounded;
-    transfer.latency = path.latency;
+    transfer.latency = 2 * path.latency;  // a READ's request travels before its data
     transfer.post_begin = now() + delay;
     transfer.post_end = transfer.post_begin + posting;
     leg.transfer = t;

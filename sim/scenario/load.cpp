@@ -55,8 +55,9 @@ class SyntaxCheck : public nlohmann::json_sax<Json> {
     // "[json.exception.parse_error.101] parse error at line 1, column 5: syntax error while ..."
     std::string_view reason = error.what();
     for (const std::string_view lead : {"] ", "column ", ": "}) {
-      if (const auto at = reason.find(lead); at != std::string_view::npos)
+      if (const auto at = reason.find(lead); at != std::string_view::npos) {
         reason.remove_prefix(at + lead.size());
+      }
     }
     throw InputError(fmt::format("{}:{}:{}", file_, line, column), fmt::format("is no JSON: {}", reason));
   }
@@ -132,8 +133,9 @@ void set_path(Json& json, std::string_view path, Json value, const std::string& 
   while (true) {
     const std::size_t dot = path.find('.');
     std::string step(path.substr(0, dot));
-    if (step.empty())
+    if (step.empty()) {
       throw InputError(option, fmt::format("an empty step after '{}', expected a key", so_far));
+    }
     if (at->is_null()) *at = Json::object();
     if (at->is_array()) {
       step = std::to_string(item_of(*at, step, option, so_far));
@@ -181,8 +183,9 @@ LoadedScenario load_scenario(const std::string& path, std::span<const std::strin
     return parse_scenario(text, "<stdin>", "", sets, overrides);
   }
   std::error_code ignored;
-  if (std::filesystem::is_directory(path, ignored))
+  if (std::filesystem::is_directory(path, ignored)) {
     throw InputError(path, "is a folder, expected a scenario (JSON)");
+  }
   std::ifstream file(path, std::ios::binary);
   if (!file) throw InputError(path, fmt::format("cannot be read: {}", std::strerror(errno)));
   text.assign(std::istreambuf_iterator<char>(file), {});
@@ -264,8 +267,9 @@ EngineConfig resolve_engine(EngineConfig engine, std::string_view gpu, Bytes gpu
       engine.max_num_batched_tokens = std::max(engine.max_num_batched_tokens, engine.max_model_len);
     }
     const std::int64_t useful = std::int64_t{engine.max_num_seqs} * engine.max_model_len;
-    if (useful < engine.max_num_batched_tokens)
+    if (useful < engine.max_num_batched_tokens) {
       engine.max_num_batched_tokens = static_cast<std::int32_t>(useful);
+    }
   }
   if (seqs_default) engine.max_num_seqs = std::min(engine.max_num_seqs, engine.max_num_batched_tokens);
 

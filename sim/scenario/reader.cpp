@@ -23,6 +23,10 @@ std::string shown(const Json& value) {
   return text;
 }
 
+bool filled(const Json& value) {
+  return value.is_string() && !value.get_ref<const std::string&>().empty();
+}
+
 std::vector<std::string_view> names_of(std::span<const Named> names) {
   std::vector<std::string_view> out;
   for (const Named& named : names) out.push_back(named.name);
@@ -63,8 +67,9 @@ std::optional<std::int64_t> integral(const Json& value) {
 }
 
 std::string expectation(const Range& range) {
-  if (std::isinf(range.max))
+  if (std::isinf(range.max)) {
     return fmt::format("a number {} {}", range.above ? "above" : "of at least", range.min);
+  }
   if (range.above) return fmt::format("a number above {} and at most {}", range.min, range.max);
   return fmt::format("a number from {} to {}", range.min, range.max);
 }
@@ -232,8 +237,7 @@ bool Reader::text(std::string_view key, std::string& value, const Row& row) {
   const Found found = find(key, row, kExpected);
   property(key, row, {{"type", "string"}, {"minLength", 1}}, value.empty() ? Json() : Json(value));
   if (found.given) {
-    if (!found.value.is_string() || found.value.get_ref<const std::string&>().empty())
-      wrong(found, kExpected);
+    if (!filled(found.value)) wrong(found, kExpected);
     value = found.value.get<std::string>();
   }
   put(key, found, row, value);
@@ -359,7 +363,7 @@ bool Reader::path(std::string_view key, std::string& value, const Row& row, std:
   property(key, row, {{"type", "string"}, {"minLength", 1}}, Json());
   Json in_force = value;
   if (found.given) {
-    if (!found.value.is_string() || found.value.get_ref<const std::string&>().empty()) wrong(found, expected);
+    if (!filled(found.value)) wrong(found, expected);
     value = found.value.get<std::string>();
     in_force = value;
     if (value != "-" && value.ends_with(suffix)) {

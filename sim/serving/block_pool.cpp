@@ -162,12 +162,13 @@ void BlockPool::for_each_hit(std::span<const HashRun> identity, std::int32_t blo
   }
 }
 
-bool BlockPool::allocate(TableId id, std::int32_t hit_blocks, std::int32_t new_blocks) {
+bool BlockPool::allocate(TableId id, std::int32_t hit_blocks, std::int32_t new_blocks,
+                         std::int32_t spare_blocks) {
   Table& table = tables_[at(id)];
   PDSIM_CHECK(table.size == 0, "allocate() on a table that has blocks");
-  PDSIM_CHECK(hit_blocks >= 0 && new_blocks >= 0, "a negative number of blocks");
-  if (new_blocks > free_ - hit_blocks) {  // otherwise there is room even if every hit is free
-    std::int32_t needed = new_blocks;
+  PDSIM_CHECK(hit_blocks >= 0 && new_blocks >= 0 && spare_blocks >= 0, "a negative number of blocks");
+  if (new_blocks + spare_blocks > free_ - hit_blocks) {  // otherwise there is room even if every hit is free
+    std::int32_t needed = new_blocks + spare_blocks;
     for_each_hit(table.identity, hit_blocks, [&](std::int32_t s, std::int32_t from, std::int32_t to) {
       if (segment(s).owners == 0) needed += to - from;
     });

@@ -66,9 +66,10 @@ class BlockPool {
 
   /// Gives an empty table its first blocks: `hit_blocks` cached ones (no more than cached_prefix()
   /// says now), then `new_blocks` from the queue. The hits leave the queue before the new ones are
-  /// taken. False when the free blocks do not suffice for both; nothing has changed then.
-  /// O(segments).
-  bool allocate(TableId table, std::int32_t hit_blocks, std::int32_t new_blocks);
+  /// taken. False when the free blocks do not suffice for both and `spare_blocks` more, which are not
+  /// taken; nothing has changed then. O(segments).
+  bool allocate(TableId table, std::int32_t hit_blocks, std::int32_t new_blocks,
+                std::int32_t spare_blocks = 0);
 
   /// Appends `new_blocks` from the queue. False when fewer are free; nothing has changed then.
   /// O(segments); O(1) for one block.

@@ -108,7 +108,7 @@ void Engine::preempt_last(Sequences& sequences) {
   const SeqId id = running_.back();
   running_.pop_back();
   Sequence& s = sequences[id];
-  pool_.publish(s.table, std::min(s.computed, s.known) / limits_.block_size);
+  pool_.publish(s.table, (s.computed - s.pending) / limits_.block_size);  // less what is being sampled
   release(id, sequences);
   s.status = SeqStatus::waiting;
   s.lost = s.computed;
@@ -178,7 +178,6 @@ void Engine::schedule_waiting(Nanos now, Step& step, std::int32_t& budget, Seque
     const std::int32_t lacking = s.prompt - have;
     const bool load =
         s.remote && lacking > limits_.full_hit_tokens && lacking >= limits_.pd_recompute_threshold;
-    if (s.remote && s.considered < 0) s.considered = now;
 
     std::int32_t tokens = 0;
     if (!load) {
@@ -191,8 +190,9 @@ void Engine::schedule_waiting(Nanos now, Step& step, std::int32_t& budget, Seque
         tokens = budget;
       }
     }
-    const std::int32_t covered = load ? s.prompt : have + tokens;
-    if (!pool_.allocate(s.table, hits, blocks_for(covered) - hits)) return;
+    // All of what is known must fit, not only the first chunk (vLLM's scheduler_reserve_full_isl).
+    const std::int32_t covered = blocks_for(load ? s.prompt : have + tokens);
+    if (!pool_.allocate(s.table, hits, covered - hits, blocks_for(s.known) - covered)) return;
 
     waiting_.pop_front();
     s.computed = have;
@@ -223,6 +223,8 @@ void Engine::schedule_waiting(Nanos now, Step& step, std::int32_t& budget, Seque
 bool Engine::schedule(Nanos now, Step& step, Sequences& sequences) {
   step.clear();
   step.number = ++step_number_;
+  for (const SeqId id : fresh_) sequences[id].considered = now;
+  fresh_.clear();
   stuck_ = true;
   std::int32_t budget = limits_.max_num_batched_tokens;
   if (schedule_running(step, budget, sequences)) {
@@ -356,7 +358,7 @@ Nanos Engine::plan_run(Nanos now, Nanos deadline, Sequences& sequences) {
     const std::int32_t context = s.computed - (depth - 1);  // in the step that runs now
     if (context < clock_.window) {
       ++run.below_window;
-      limit = std::min(limit, clock_.window - context);
+      limit = std::min(limit, clock_.window - s.computed);  // the step scheduled last grows by one as well
     }
     const std::int32_t room = pool_.size(s.table) * block - s.computed;  // boundaries before a new block
     limit = room < block ? limit : 0;
@@ -471,8 +473,8 @@ void Engine::close_run(Sequences& sequences, Histogram& gaps) {
 
 void Engine::account_blocks(Nanos now) {
   Statistics& st = statistics_;
-  st.used_block_ns +=
-      static_cast<double>(pool_.total_blocks() - pool_.free_blocks()) * static_cast<double>(now - st.since);
+  used_block_ns_ += static_cast<__int128>(pool_.total_blocks() - pool_.free_blocks()) * (now - st.since);
+  st.used_block_ns = static_cast<double>(used_block_ns_);
   st.since = now;
 }
 

@@ -72,7 +72,7 @@ struct Sequence {
   bool silent = false;    ///< its token is not the client's: a prefill leg
   bool counted = false;   ///< its token gaps are in the statistics
   bool started = false;   ///< some step has computed it
-  Nanos considered = -1;  ///< when a remote sequence first reached the head of the queue
+  Nanos considered = -1;  ///< when the scheduler first had it in its queue
   Nanos admitted = -1;    ///< when its blocks were allocated
   Nanos last_token = -1;  ///< when its latest token left, -1 before the first
   Nanos longest_gap = 0;
@@ -131,7 +131,10 @@ class Engine {
 
   // ---- sequences
   /// A request has reached this engine. Its identity must not change while it lives.
-  void enqueue(SeqId seq) { waiting_.push_back(seq); }
+  void enqueue(SeqId seq) {
+    waiting_.push_back(seq);
+    fresh_.push_back(seq);
+  }
   /// A loading sequence's KV is here: `tokens` of its prompt. Blocks with an identity become cached.
   void loaded(SeqId seq, std::int32_t tokens, Sequences& sequences);
   /// Gives back the blocks of a finished (or abandoned) sequence.
@@ -214,6 +217,7 @@ class Engine {
   std::vector<SeqId> running_;
   std::vector<SeqId> parked_;  ///< loading or loaded, in order of admission (vLLM: skipped_waiting)
   std::deque<SeqId> waiting_;
+  std::vector<SeqId> fresh_;  ///< enqueued since the last schedule
 
   Step steps_[2];
   int current_ = 0;
@@ -243,6 +247,7 @@ class Engine {
   bool stuck_ = false;  ///< whatever waits cannot be scheduled until something is freed or heard
   bool log_cache_;
   Statistics statistics_;
+  __int128 used_block_ns_ = 0;  ///< exact, so that it does not depend on how often it was brought up to date
 };
 
 }  // namespace pdsim
