@@ -7,6 +7,10 @@
 
 namespace pdsim {
 
+std::string_view name(Regime regime) {
+  return regime == Regime::compute ? "compute" : regime == Regime::bandwidth ? "bandwidth" : "launch";
+}
+
 namespace {
 
 constexpr double kActivationBytes = 2;  // bf16 or fp16
@@ -18,8 +22,9 @@ double over(double work, double rate) {
   return rate > 0 ? work / rate : 0;
 }
 
-KernelTime together(const Coefficients& fit, double launch, double flops, double bytes) {
-  KernelTime t{launch, over(flops, fit.flops_per_ns), over(bytes, fit.bytes_per_ns), 0};
+// `flops` as computed, padding included; `useful` of them asked for.
+KernelTime together(const Coefficients& fit, double launch, double flops, double bytes, double useful) {
+  KernelTime t{launch, over(flops, fit.flops_per_ns), over(bytes, fit.bytes_per_ns), 0, over(useful, flops)};
   t.ns = t.launch + overlapped(t.compute, t.memory, fit.overlap);
   return t;
 }
@@ -38,15 +43,16 @@ KernelWork gemm_work(const GemmShape& s) {
 }
 
 KernelTime gemm_time(const Coefficients& fit, std::int32_t sms, const GemmShape& s) {
-  KernelWork work = gemm_work(s);
+  const KernelWork work = gemm_work(s);
+  double flops = work.flops;
   if (fit.tile_m > 0) {
     const double tile_m = fit.tile_m, tile_n = fit.tile_n, cluster = fit.cluster;
     const double clusters = std::ceil(s.m / (tile_m * cluster)) * std::ceil(s.n / tile_n);
     const double waves = std::ceil(clusters / std::floor(sms / cluster));
-    work.flops = waves * sms * tile_m * tile_n * 2 * s.k;
-    if (std::fmod(s.m, 16) != 0) work.flops *= fit.ragged;
+    flops = waves * sms * tile_m * tile_n * 2 * s.k;
+    if (std::fmod(s.m, 16) != 0) flops *= fit.ragged;
   }
-  return together(fit, fit.launch_ns + fit.element_ns * s.m * s.k, work.flops, work.bytes);
+  return together(fit, fit.launch_ns + fit.element_ns * s.m * s.k, flops, work.bytes, work.flops);
 }
 
 double active_experts(const MoeShape& s) {
@@ -71,10 +77,11 @@ KernelWork moe_work(const MoeShape& s) {
 KernelTime moe_time(const Coefficients& fit, const MoeShape& s) {
   if (s.tokens <= 0) return {};
   const double active = active_experts(s);
-  double rows = s.tokens * s.topk / s.expert_parallel;
-  if (fit.tile_m > 0) rows = active * std::ceil(rows / (active * fit.tile_m)) * fit.tile_m;
-  return together(fit, fit.launch_ns + fit.element_ns * s.tokens * s.topk * s.hidden,
-                  6 * s.hidden * s.intermediate * rows, moe_bytes(s, active));
+  const double rows = s.tokens * s.topk / s.expert_parallel;
+  const double padded = fit.tile_m > 0 ? active * std::ceil(rows / (active * fit.tile_m)) * fit.tile_m : rows;
+  const double flops_row = 6 * s.hidden * s.intermediate;
+  return together(fit, fit.launch_ns + fit.element_ns * s.tokens * s.topk * s.hidden, flops_row * padded,
+                  moe_bytes(s, active), flops_row * rows);
 }
 
 AttentionForm attention_form(const Operator& op, Dtype kv, bool decode) {
@@ -142,7 +149,7 @@ AttentionKernel::AttentionKernel(const AttentionForm& work, const Coefficients& 
 }
 
 KernelTime stream_time(const Coefficients& fit, double bytes) {
-  return together(fit, fit.launch_ns, 0, bytes);
+  return together(fit, fit.launch_ns, 0, bytes, 0);
 }
 
 }  // namespace pdsim

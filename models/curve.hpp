@@ -17,6 +17,7 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <string_view>
 
 #include "models/dtype.hpp"
 
@@ -26,8 +27,8 @@ struct Operator;
 
 /// max(a, b) for overlap 1, a + b for overlap 0, smooth between. Requires a, b >= 0.
 inline double overlapped(double a, double b, double overlap) {
-  const double sum = a + b;
-  return 0.5 * (sum + std::sqrt(sum * sum - 4.0 * overlap * a * b));
+  const double gap = a - b;  // (a + b)^2 - 4 overlap a b, as a sum of what cannot be negative
+  return 0.5 * (a + b + std::sqrt(gap * gap + 4.0 * (1.0 - overlap) * a * b));
 }
 
 /// The coefficients of one kernel in one regime. What a kernel has none of is 0.
@@ -50,15 +51,18 @@ struct Coefficients {
 };
 
 enum class Regime : std::uint8_t { compute, bandwidth, launch };
+std::string_view name(Regime regime);
 
 struct KernelTime {
   double launch = 0, compute = 0, memory = 0;  ///< the terms, ns
   double ns = 0;                               ///< what they make together
+  double useful = 1;                           ///< share of compute that is not padding of tiles and waves
 
-  /// Which term is the largest.
+  /// Which term is the largest, padding aside.
   Regime regime() const {
-    if (launch >= compute && launch >= memory) return Regime::launch;
-    return compute >= memory ? Regime::compute : Regime::bandwidth;
+    const double work = compute * useful;
+    if (launch >= work && launch >= memory) return Regime::launch;
+    return work >= memory ? Regime::compute : Regime::bandwidth;
   }
 };
 
@@ -122,7 +126,8 @@ struct AttentionForm {
 /// itself (absorbed projections), prefill on keys and values expanded from it; DSA always on the latent.
 AttentionForm attention_form(const Operator& op, Dtype kv, bool decode);
 
-/// A form and its coefficients, divided out once: nanoseconds per unit. Evaluating costs a square root.
+/// A form and its coefficients, divided out once: nanoseconds per unit. time() costs a square root and
+/// requires tokens > 0.
 struct AttentionKernel {
   AttentionForm form;  ///< of nanoseconds: flops / F in place of flops, bytes / B in place of bytes
   double launch = 0, overlap = 1, split = 0;
@@ -134,7 +139,7 @@ struct AttentionKernel {
 
   KernelTime time(const AttentionShape& s) const {
     const KernelWork ns = form.work(s);
-    KernelTime t{launch, ns.flops, ns.bytes, 0};
+    KernelTime t{launch, ns.flops, ns.bytes, 0, 1};
     if (walk != 0) {
       const double context = s.context / s.tokens;
       const double share = walk_share * s.tokens;

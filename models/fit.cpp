@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "models/model.hpp"
+#include "models/step_model.hpp"
 #include "sim/core/error.hpp"
 
 namespace pdsim {
@@ -38,8 +39,7 @@ class Table {
     while ((got = gzread(in, buffer.data(), buffer.size())) > 0) {
       text_.append(buffer.data(), static_cast<std::size_t>(got));
     }
-    gzclose(in);
-    if (got < 0) throw InputError(file_, "is not a whole gzip file");
+    if (gzclose(in) != Z_OK || got < 0) throw InputError(file_, "is not a whole gzip file");
     std::string_view rest = text_;
     while (!rest.empty()) {
       const std::size_t end = rest.find('\n');
@@ -61,6 +61,10 @@ class Table {
 
   std::size_t rows() const { return rows_.size() - 1; }
 
+  bool has(std::string_view name) const {
+    const auto& header = rows_.front();
+    return std::find(header.begin(), header.end(), name) != header.end();
+  }
   std::size_t column(std::string_view name) const {
     const auto& header = rows_.front();
     const auto found = std::find(header.begin(), header.end(), name);
@@ -81,6 +85,11 @@ class Table {
     if (error == std::errc() && end == field.data() + field.size() && std::isfinite(value)) return value;
     throw InputError(place(row), fmt::format("{} is '{}': expected a number", rows_.front()[column], field));
   }
+  double positive(std::size_t row, std::size_t column) const {
+    const double value = number(row, column);
+    if (value > 0) return value;
+    throw InputError(place(row), fmt::format("{} is {}: expected more than 0", rows_.front()[column], value));
+  }
 
  private:
   std::string place(std::size_t row) const { return fmt::format("{}:{}", file_, row + 2); }
@@ -97,6 +106,8 @@ class Columns {
   }
   double number(std::size_t row, std::size_t i) const { return table_.number(row, columns_[i]); }
   std::string_view text(std::size_t row, std::size_t i) const { return table_.text(row, columns_[i]); }
+  /// A latency in ms, in ns.
+  double ns(std::size_t row, std::size_t i) const { return table_.positive(row, columns_[i]) * 1e6; }
 
  private:
   const Table& table_;
@@ -318,8 +329,6 @@ void widen(Curve& curve, const std::string& axis, double value) {
 
 // Curves -----------------------------------------------------------------------------------------------
 
-constexpr double kNsPerMs = 1e6;
-
 /// Starting points: what the data sheet promises, less a quarter.
 Coefficients start_of(const Gpu& gpu, Dtype dtype, double launch_ns) {
   Coefficients c;
@@ -362,13 +371,15 @@ void fit_gemm(Profile& profile, const Table& table, const Gpu& gpu) {
     if (*dtype == Dtype::fp8_block && (std::fmod(shape.n, 128) != 0 || std::fmod(shape.k, 128) != 0))
       continue;
     group.shapes.push_back(shape);
-    group.samples.push_back({in.number(row, 4) * kNsPerMs, hash_of({shape.n, shape.k}), shape.m});
+    group.samples.push_back({in.ns(row, 4), hash_of({shape.n, shape.k}), shape.m});
     group.kernels.emplace(in.text(row, 5));
   }
-  static const std::vector<Tile> kTiles = {{16, 64, 1},   {16, 128, 1},  {64, 64, 1},   {64, 128, 1},
-                                           {64, 256, 1},  {128, 64, 1},  {128, 128, 1}, {128, 128, 2},
-                                           {128, 256, 1}, {128, 256, 2}, {256, 128, 1}};
-  for (auto& [dtype, group] : groups) {
+  const std::vector<Tile> tiles = {{16, 64, 1},   {16, 128, 1},  {64, 64, 1},   {64, 128, 1},
+                                   {64, 256, 1},  {128, 64, 1},  {128, 128, 1}, {128, 128, 2},
+                                   {128, 256, 1}, {128, 256, 2}, {256, 128, 1}};
+  for (auto& entry : groups) {
+    const Dtype dtype = entry.first;
+    Group& group = entry.second;
     Curve curve;
     curve.op = CurveOp::gemm;
     curve.dtype = dtype;
@@ -382,7 +393,8 @@ void fit_gemm(Profile& profile, const Table& table, const Gpu& gpu) {
     std::vector<Free> free = {kFlops, kBytes, kOverlap};
     if (peak_ops_per_ns(gpu, dtype) > peak_ops_per_ns(gpu, Dtype::bf16)) {  // activations are quantised first
       start.element_ns = 1e-3;
-      free.insert(free.end(), {kElement, {&Coefficients::ragged, 1, 2}});
+      // The bound keeps rows of 2^i + 1, the only ragged ones measured, from standing in for tile shapes.
+      free.insert(free.end(), {kElement, {&Coefficients::ragged, 1, 1.3}});
     }
     std::vector<Coefficients> starts = split_at(start, {16, 64, 128, 256, 1024, 4096});
     // The block-scaled kernels were launched one by one: up to thousands of rows every shape takes the
@@ -401,7 +413,7 @@ void fit_gemm(Profile& profile, const Table& table, const Gpu& gpu) {
     } else {
       free.push_back(kLaunch);
     }
-    fit_regimes(curve, starts, free, kTiles, group.samples, [&](const Coefficients& c, std::size_t i) {
+    fit_regimes(curve, starts, free, tiles, group.samples, [&](const Coefficients& c, std::size_t i) {
       return std::max(c.host_ns, gemm_time(c, gpu.sm_count, group.shapes[i]).ns);
     });
     profile.curves.push_back(std::move(curve));
@@ -431,7 +443,9 @@ void fit_attention(Profile& profile, AttentionRows& rows, const Gpu& gpu, std::v
 
 void fit_head_attention(Profile& profile, const Table& table, const Gpu& gpu, bool decode) {
   const Columns in(table, {"batch_size", "isl", "num_heads", "num_key_value_heads", "head_dim",
-                           "kv_cache_dtype", "step", "window_size", "latency", "kernel_source"});
+                           "kv_cache_dtype", "step", "latency", "kernel_source"});
+  const bool windows = table.has("window_size");  // vLLM's tables before 0.18 have none
+  const std::size_t window_column = windows ? table.column("window_size") : 0;
   struct Key {
     std::int32_t head_dim;
     Dtype kv;
@@ -441,7 +455,7 @@ void fit_head_attention(Profile& profile, const Table& table, const Gpu& gpu, bo
   std::map<Key, AttentionRows> groups;
   for (std::size_t row = 0; row < table.rows(); ++row) {
     const double batch = in.number(row, 0), length = in.number(row, 1), step = in.number(row, 6);
-    const double window = in.number(row, 7);
+    const double window = windows ? table.number(row, window_column) : 0;
     const std::optional<Dtype> kv = table_dtype(in.text(row, 5));
     if (!kv) continue;
     Operator op;
@@ -459,9 +473,8 @@ void fit_head_attention(Profile& profile, const Table& table, const Gpu& gpu, bo
     group.forms.push_back(attention_form(op, *kv, decode));
     group.shapes.push_back({decode ? batch : batch * length, batch * pairs, batch * (decode ? seen : keys)});
     group.projections.push_back(0);
-    group.samples.push_back(
-        {in.number(row, 8) * kNsPerMs, hash_of({in.number(row, 2), in.number(row, 3)}), 1});
-    group.kernels.emplace(in.text(row, 9));
+    group.samples.push_back({in.ns(row, 7), hash_of({in.number(row, 2), in.number(row, 3)}), 1});
+    group.kernels.emplace(in.text(row, 8));
     Curve& curve = group.curve;
     curve.op = decode ? CurveOp::attention_decode : CurveOp::attention_prefill;
     curve.dtype = *kv;
@@ -545,12 +558,13 @@ void fit_latent_attention(Profile& profile, const Table& table, const Gpu& gpu, 
       project(model->index_heads, hidden);
     }
     project(hidden, heads * model->value);
+    // The norm of the down-projections and the rotation that a step lists beside the attention.
+    projections += 2 * stream_time(elementwise_fit(gpu), 0).ns;
     group.projections.push_back(projections);
     group.forms.push_back(attention_form(op, *kv, decode));
     const double keys = step + length;
     group.shapes.push_back({tokens, batch * (length * step + length * (length + 1) / 2), batch * keys});
-    group.samples.push_back(
-        {in.number(row, 7) * kNsPerMs, hash_of({heads, batch, static_cast<double>(model->hidden)}), 1});
+    group.samples.push_back({in.ns(row, 7), hash_of({heads, batch, static_cast<double>(model->hidden)}), 1});
     group.kernels.emplace(in.text(row, 8));
     Curve& curve = group.curve;
     curve.op = sparse ? (decode ? CurveOp::dsa_decode : CurveOp::dsa_prefill)
@@ -611,9 +625,8 @@ void fit_moe(Profile& profile, const Table& table, const Gpu& gpu) {
     shape.expert_parallel = expert;
     shape.dtype = *dtype;
     group.shapes.push_back(shape);
-    group.samples.push_back({in.number(row, 9) * kNsPerMs,
-                             hash_of({shape.hidden, shape.intermediate, shape.experts, expert}),
-                             shape.tokens});
+    group.samples.push_back(
+        {in.ns(row, 9), hash_of({shape.hidden, shape.intermediate, shape.experts, expert}), shape.tokens});
     group.kernels.emplace(in.text(row, 10));
     group.curve.op = CurveOp::moe;
     group.curve.dtype = *dtype;
@@ -624,7 +637,9 @@ void fit_moe(Profile& profile, const Table& table, const Gpu& gpu) {
     widen(group.curve, "topk", shape.topk);
     widen(group.curve, "expert_parallel", expert);
   }
-  for (auto& [dtype, group] : groups) {
+  for (auto& entry : groups) {
+    const Dtype dtype = entry.first;
+    Group& group = entry.second;
     group.curve.kernel = fmt::format("{}", fmt::join(group.kernels, ", "));
     Coefficients start = start_of(gpu, dtype, 30'000);
     start.flops_per_ns /= 2;
@@ -654,14 +669,16 @@ void fit_allreduce(Profile& profile, const Table& table, const Gpu& gpu) {
     const double bytes = in.number(row, 1) * bytes_per_element(Dtype::bf16);
     Group& group = groups[gpus];
     group.bytes.push_back(bytes);
-    group.samples.push_back({in.number(row, 2) * kNsPerMs, hash_of({bytes}), bytes});
+    group.samples.push_back({in.ns(row, 2), hash_of({bytes}), bytes});
     group.curve.op = CurveOp::allreduce;
     group.curve.gpus = gpus;
     group.curve.kernel = in.text(row, 3);
     widen(group.curve, "bytes", bytes);
   }
   constexpr double kKiB = 1024, kMiB = 1024 * kKiB;
-  for (auto& [gpus, group] : groups) {
+  for (auto& entry : groups) {
+    const std::int32_t gpus = entry.first;
+    Group& group = entry.second;
     Coefficients start = start_of(gpu, Dtype::bf16, 5000);
     start.flops_per_ns = 0;
     start.bytes_per_ns = 200;

@@ -34,15 +34,6 @@ constexpr std::int32_t kLargestGraph = 512;
 
 constexpr double kOutsideShare = 0.1;  // of a step's time, beyond which it counts as extrapolated
 
-Curve streaming(double launch_ns, double bytes_per_ns) {
-  Coefficients c;
-  c.launch_ns = launch_ns;
-  c.bytes_per_ns = bytes_per_ns;
-  Curve curve;
-  curve.regimes = {c};
-  return curve;
-}
-
 /// Gated delta rule (arXiv 2412.06464): per head a state of key x value entries that each token decays,
 /// corrects and reads, 6 flops an entry. A decode row reads and writes its state; prefill keeps it on
 /// chip and streams queries, keys, values and outputs.
@@ -61,6 +52,13 @@ double most(const Curve& curve, const std::string& axis) {
 }
 
 }  // namespace
+
+Coefficients elementwise_fit(const Gpu& gpu) {
+  Coefficients c;
+  c.launch_ns = kElementwiseLaunchNs;
+  c.bytes_per_ns = kElementwiseBandwidth * gpu.hbm_bytes_per_ns;
+  return c;
+}
 
 std::int32_t graph_size(std::int32_t tokens) {
   if (tokens <= 2 || tokens > kLargestGraph) return tokens;
@@ -172,7 +170,7 @@ StepModel::StepModel(const ModelSpec& model, const Parallelism& parallelism, Dty
         part.curve = choose(CurveOp::allreduce, Dtype::bf16);
         break;
       case OpKind::elementwise:
-        part.curve = streaming(kElementwiseLaunchNs, kElementwiseBandwidth * gpu.hbm_bytes_per_ns);
+        part.curve.regimes = {elementwise_fit(gpu)};
         break;
       case OpKind::linear_attention: {
         // No table: arithmetic at prefill attention's rate, memory as elementwise kernels.
@@ -210,8 +208,10 @@ StepModel::StepModel(const ModelSpec& model, const Parallelism& parallelism, Dty
     send.op.name = "stage_send";
     send.op.bytes_per_token = model.hidden * static_cast<std::int64_t>(bytes_per_element(model.dtype));
     send.launches = parallelism.pipeline - 1;
-    send.curve = streaming(kStageSendNs,
-                           gpu.nvlink_bytes_per_ns > 0 ? gpu.nvlink_bytes_per_ns : gpu.pcie_bytes_per_ns);
+    Coefficients link;
+    link.launch_ns = kStageSendNs;
+    link.bytes_per_ns = gpu.nvlink_bytes_per_ns > 0 ? gpu.nvlink_bytes_per_ns : gpu.pcie_bytes_per_ns;
+    send.curve.regimes = {link};
     parts.push_back(std::move(send));
   }
 
@@ -314,7 +314,7 @@ std::vector<OpTime> StepModel::breakdown(const StepShape& shape) const {
   if (async_scheduling_) {
     for (const OpTime& op : result) host -= op.us * 1e3;
   }
-  if (host > 0) add("host", 1, {host, 0, 0, host}, false);
+  if (host > 0) add("host", 1, {host, 0, 0, host, 1}, false);
   return result;
 }
 

@@ -81,15 +81,15 @@ struct OpTime {
 class StepModel {
  public:
   /// `model`, `parallelism` and `weights` as in operators(); `kv` is the KV cache's format, `profile`
-  /// that of `gpu`, `max_num_batched_tokens` the most tokens of a step. A step takes
-  /// at least the host's work on it; without `async_scheduling` that comes on top. InputError when the
-  /// profile has no curve that could stand in for one that the model needs. Cost: the operators once for each
-  /// number of tokens, some milliseconds; meant to be shared by the replicas of a pool.
+  /// that of `gpu`, `max_num_batched_tokens` the most tokens of a step. A step takes at least the host's
+  /// work on it; without `async_scheduling` that comes on top. InputError when the profile has no curve
+  /// that could stand in for one that the model needs. Cost: the operators once for each number of
+  /// tokens, some milliseconds; meant to be shared by the replicas of a pool.
   StepModel(const ModelSpec& model, const Parallelism& parallelism, Dtype weights, Dtype kv, const Gpu& gpu,
             const Profile& profile, std::int32_t max_num_batched_tokens, bool async_scheduling = true);
 
   /// How long a step of this shape takes, rounded up to whole ns; 0 for an empty one. Requires tokens()
-  /// and sampled_requests to be at most max_num_batched_tokens. O(1), no allocation: about 20 ns.
+  /// and sampled_requests to be at most max_num_batched_tokens. O(1), no allocation: 20 to 35 ns.
   StepTime time(const StepShape& shape) const;
 
   /// The work of many steps on one GPU (the mean one of a pipeline): that of the mean step, times the
@@ -123,6 +123,10 @@ class StepModel {
   bool async_scheduling_ = true;
   std::int32_t stages_ = 1;
 };
+
+/// What pdsim takes for kernels that only move data and were not measured (norms, activations, copies):
+/// a launch, and four fifths of the GPU's memory bandwidth.
+Coefficients elementwise_fit(const Gpu& gpu);
 
 /// The batch size that vLLM's captured graphs pad `tokens` to: 1, 2, 4, then steps of 8 up to 256 and of
 /// 16 up to 512 (vllm/config, cudagraph_capture_sizes); larger batches run as they are.

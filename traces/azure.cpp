@@ -109,7 +109,7 @@ void read_azure(LineReader& lines, Trace& trace) {
         tokens_of(lines, "ContextTokens", trimmed(line.substr(first + 1, second - first - 1)), 1);
     request.output_tokens = tokens_of(lines, "GeneratedTokens", trimmed(line.substr(second + 1)), 0);
     earliest = std::min(earliest, request.arrival);
-    append(trace.requests, request, lines.share());
+    append(trace.requests, request, lines);
   }
   for (Request& request : trace.requests) request.arrival -= earliest;
 }

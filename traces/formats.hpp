@@ -21,11 +21,11 @@ std::vector<std::string> azure_losses(const Trace& trace);
 /// push_back that grows to what the file will need, judged by the share read so far, so that the arrays
 /// end near their size instead of near twice it.
 template <typename T>
-void append(std::vector<T>& array, T value, double share_read) {
+void append(std::vector<T>& array, T value, const LineReader& lines) {
   if (array.size() == array.capacity()) {
     const auto size = static_cast<double>(array.size());
-    const double expected = share_read > 0.01 ? 1.02 * size / share_read : 2.0 * size;
-    array.reserve(std::max<std::size_t>(1024, static_cast<std::size_t>(std::max(expected, 1.02 * size + 1))));
+    const double growth = lines.share() > 0.01 ? std::max(1.02 / lines.share(), 1.02) : 2.0;
+    array.reserve(1024 + static_cast<std::size_t>(growth * size));
   }
   array.push_back(value);
 }

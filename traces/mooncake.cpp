@@ -63,7 +63,7 @@ void append_ids(const LineReader& lines, element value, Trace& trace, Request& r
       if (id.get(negative) != simdjson::SUCCESS) refuse(lines, "an id in hash_ids", id, "a 64-bit integer");
       bits = static_cast<std::uint64_t>(negative);
     }
-    append(trace.hash_ids, bits, lines.share());
+    append(trace.hash_ids, bits, lines);
   }
   request.hash_count = static_cast<std::int32_t>(trace.hash_ids.size() - request.hash_begin);
 }
@@ -157,7 +157,7 @@ void read_mooncake(LineReader& lines, Trace& trace) {
           fmt::format("hash_ids has {} ids, expected {}: one for each {} of the {} tokens of input_length",
                       request.hash_count, expected, kHashBlockTokens, request.prompt_tokens));
     }
-    append(trace.requests, request, lines.share());
+    append(trace.requests, request, lines);
   }
 }
 

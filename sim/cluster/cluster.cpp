@@ -136,7 +136,9 @@ class Simulation {
   SeqId new_sequence(std::uint32_t request, std::uint32_t worker, std::int32_t final);
   void free_sequence(SeqId id);
   void finish(std::uint32_t request, RequestStatus status, Reason reason);
-  Reason unservable(const Request& request) const;
+  Reason too_long(const PoolPlan& pool, const Request& request) const;
+  Reason candidates(const Request& request, const std::vector<std::uint32_t>& workers,
+                    std::vector<std::uint32_t>& out) const;
   void route(std::uint32_t request, std::uint32_t& prefill, std::uint32_t& decode);
   std::uint32_t choose(RouterView& view, const std::vector<std::uint32_t>& candidates, RouterState& state);
   void read_cache_events();
@@ -162,7 +164,8 @@ class Simulation {
   std::vector<Engine> engines_;
   std::vector<WorkerState> workers_;
   std::vector<std::uint32_t> prefill_workers_, decode_workers_;
-  std::vector<PullLayout> layouts_;  // by (prefill pool, decode pool)
+  std::vector<std::uint32_t> prefill_candidates_, decode_candidates_;  // for the request at hand
+  std::vector<PullLayout> layouts_;                                    // by (prefill pool, decode pool)
 
   Sequences sequences_;
   std::vector<Leg> legs_;  // parallel to sequences_
@@ -355,21 +358,30 @@ void Simulation::news(std::uint32_t worker, bool wakes) {
 
 // ------------------------------------------------------------------------------------ router, requests
 
-Reason Simulation::unservable(const Request& request) const {
-  // Both legs must fit: prefill holds the prompt and one token, decode everything.
-  const auto fits = [&](const PoolPlan& pool, std::int64_t tokens) {
-    if (tokens > pool.engine.max_model_len) return Reason::exceeds_max_model_len;
-    if (tokens > pool.kv_tokens()) return Reason::exceeds_kv_cache;
-    return Reason::none;
-  };
-  for (const PoolPlan& pool : d_.pools) {
-    const std::int64_t tokens =
-        std::int64_t{request.prompt_tokens} +
-        (pool.role == Role::prefill ? std::min(1, request.output_tokens) : request.output_tokens);
-    const Reason reason = fits(pool, tokens);
-    if (reason != Reason::none) return reason;
-  }
+// Why a pool cannot take its part of a request: prefill holds the prompt and one token, others all of it.
+Reason Simulation::too_long(const PoolPlan& pool, const Request& request) const {
+  const std::int64_t tokens =
+      std::int64_t{request.prompt_tokens} +
+      (pool.role == Role::prefill ? std::min(1, request.output_tokens) : request.output_tokens);
+  if (tokens > pool.engine.max_model_len) return Reason::exceeds_max_model_len;
+  if (tokens > pool.kv_tokens()) return Reason::exceeds_kv_cache;
   return Reason::none;
+}
+
+// Those of `workers` whose pool can take the request; all of them, mostly. When none can, why.
+Reason Simulation::candidates(const Request& request, const std::vector<std::uint32_t>& workers,
+                              std::vector<std::uint32_t>& out) const {
+  out.clear();
+  Reason reason = Reason::none;
+  for (const std::uint32_t w : workers) {
+    const Reason own = too_long(pool_of(w), request);
+    if (own == Reason::none) {
+      out.push_back(w);
+    } else {
+      reason = own;
+    }
+  }
+  return out.empty() ? reason : Reason::none;
 }
 
 void Simulation::on_arrival(std::uint32_t request) {
@@ -385,7 +397,8 @@ void Simulation::on_arrival(std::uint32_t request) {
   record.counted = since >= 0 && (s_.workload.measure == 0 || since < s_.workload.measure);
   if (!closed_ && static_cast<std::size_t>(request) + 1 == next_arrival_) push_arrivals();
 
-  const Reason reason = unservable(r);
+  Reason reason = candidates(r, prefill_workers_, prefill_candidates_);
+  if (reason == Reason::none) reason = candidates(r, decode_workers_, decode_candidates_);
   if (reason != Reason::none) {
     finish(request, RequestStatus::rejected, reason);
     return;
@@ -435,17 +448,17 @@ void Simulation::route(std::uint32_t request, std::uint32_t& prefill, std::uint3
     cache_view_.match(identity_, (r.prompt_tokens - 1) / block, hit_tokens_);
     for (std::int32_t& blocks : hit_tokens_) blocks *= block;
   }
-  decode = choose(view, decode_workers_, decode_turns_);
+  decode = choose(view, decode_candidates_, decode_turns_);
   prefill = decode;
   if (d_.disaggregated && r.output_tokens > 0) {
     const std::int32_t lacking = r.prompt_tokens - (policy_.uses_cache ? hit_tokens_[decode] : 0);
     if (lacking >= s_.router.local_prefill_threshold) {
       view.decode = false;
-      prefill = choose(view, prefill_workers_, prefill_turns_);
+      prefill = choose(view, prefill_candidates_, prefill_turns_);
     }
   } else if (d_.disaggregated) {
     view.decode = false;
-    prefill = choose(view, prefill_workers_, prefill_turns_);  // nothing to decode: it ends there
+    prefill = choose(view, prefill_candidates_, prefill_turns_);  // nothing to decode: it ends there
     decode = prefill;
   }
   const std::int32_t to_compute = r.prompt_tokens - (policy_.uses_cache ? hit_tokens_[prefill] : 0);
@@ -1064,6 +1077,14 @@ void check_simulated(const LoadedScenario& loaded) {
   if (!s.faults.empty()) refuse("/faults", "a fault");
   if (s.workload.client_timeout > 0) refuse("/workload/client_timeout_s", "a client that gives up");
   if (s.workload.sessions == Sessions::closed) refuse("/workload/sessions", "a closed session");
+  if (routing_policy(s.router.policy).uses_cache) {
+    for (std::size_t p = 1; p < s.pools.size(); ++p) {
+      if (s.pools[p].engine.block_size != s.pools[0].engine.block_size) {
+        refuse(fmt::format("/pools/{}/engine/block_size", p),
+               "a router that looks at caches of two block sizes");
+      }
+    }
+  }
   if (s.router.max_retries > 0) refuse("/router/max_retries", "a retry");
 }
 

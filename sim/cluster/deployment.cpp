@@ -302,6 +302,18 @@ void check_pairs(const LoadedScenario& loaded, const Deployment& d) {
                        "is more than 1 in a pool that hands KV over, which is not simulated yet; expected 1");
     }
   }
+  for (const PoolPlan& from : d.pools) {
+    for (std::size_t p = 0; p < d.pools.size(); ++p) {
+      const auto [less, more] = std::minmax(from.parallelism.tensor, d.pools[p].parallelism.tensor);
+      if (more % less != 0) {
+        throw InputError(
+            loaded.place(fmt::format("/pools/{}/tensor_parallel", p)),
+            fmt::format("is {} beside {} in pool '{}': KV is handed over between ranks, expected one to "
+                        "divide the other",
+                        d.pools[p].parallelism.tensor, from.parallelism.tensor, from.name));
+      }
+    }
+  }
   for (const WorkerPlan& from : d.workers) {
     if (d.pools[static_cast<std::size_t>(from.pool)].role != Role::prefill) continue;
     for (const WorkerPlan& to : d.workers) {

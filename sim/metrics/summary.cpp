@@ -123,7 +123,7 @@ Json bound_by(const std::vector<const RequestRecord*>& completed) {
 Json cost(const RunContext& context, double hours, std::uint64_t completed, std::uint64_t met,
           double output_tokens) {
   double billed = 0, used = 0, gpus = 0;
-  bool known = true;
+  bool known = !context.nodes.empty();
   std::set<std::string> as_of;
   for (const RunContext::Node& node : context.nodes) {
     gpus += node.gpus_held;
@@ -153,7 +153,7 @@ Json summarize(const RunResult& run, const RunContext& context, const Trace& tra
   Json by_reason = Json::object();
   std::uint64_t injected = 0;
   std::vector<const RequestRecord*> completed;  // and counted
-  std::uint64_t counted = 0, met = 0;
+  std::uint64_t counted = 0, met = 0, all_met = 0;
   std::int64_t local_hits = 0, remote_hits = 0, prompts = 0, recomputed = 0, preemptions = 0, retries = 0;
   double prompt_tokens = 0, output_tokens = 0;
   Nanos first_arrival = kNever, last_end = 0;
@@ -176,6 +176,7 @@ Json summarize(const RunResult& run, const RunContext& context, const Trace& tra
       local_hits += r.local_hit_tokens;
       remote_hits += r.remote_hit_tokens;
       last_end = std::max(last_end, r.end);
+      all_met += in_slo(r, context.slo) ? 1 : 0;
     }
     if (!r.counted) continue;
     ++counted;
@@ -274,7 +275,7 @@ Json summarize(const RunResult& run, const RunContext& context, const Trace& tra
   double all_output = 0;
   for (const RequestRecord& r : run.requests)
     all_output += r.status == RequestStatus::completed ? r.output_tokens : 0;
-  s["cost"] = cost(context, hours, by_status[1], met, all_output);
+  s["cost"] = cost(context, hours, by_status[1], all_met, all_output);
   s["reuse"] = Json::object();
   for (const auto& [name, n] : reuse) s["reuse"][name] = n;
   s["bound_by"] = bound_by(completed);

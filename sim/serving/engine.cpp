@@ -52,6 +52,7 @@ void Engine::loaded(SeqId id, std::int32_t tokens, Sequences& sequences) {
   s.status = SeqStatus::loaded;
   s.remote = false;
   s.computed = std::min(tokens, s.known - 1);  // the last token is always computed here
+  stuck_ = false;
   pool_.publish(s.table, s.computed / limits_.block_size);
 }
 
@@ -60,6 +61,7 @@ void Engine::release(SeqId id, Sequences& sequences) {
   if (s.table == kNoTable) return;
   pool_.release(s.table);
   s.table = kNoTable;
+  stuck_ = false;
 }
 
 void Engine::abandon(SeqId id, Sequences& sequences) {
@@ -81,7 +83,9 @@ void Engine::add_item(Step& step, SeqId id, std::int32_t tokens, bool grew, Sequ
   s.computed += tokens;
   const bool sampled = s.computed == s.known + s.pending;
   const bool decode = tokens == 1 && sampled;
-  if (!decode || grew) pool_.publish(s.table, std::min(s.computed, s.known) / limits_.block_size);
+  if (!decode || grew || s.computed <= s.prompt) {
+    pool_.publish(s.table, std::min(s.computed, s.known) / limits_.block_size);
+  }
   if (sampled) ++s.pending;
   step.items.push_back({id, tokens, sampled});
 

@@ -52,6 +52,7 @@ class Driver {
   struct Fate {
     Nanos arrival = 0;
     Nanos wire = 0;  ///< a load takes this long once posted
+    enum class Post : std::uint8_t { works, recompute, abandon } post = Post::works;  ///< what becomes of it
     Nanos hold = 0;  ///< a silent sequence's blocks are held this long after its end
     Nanos first = -1, finish = -1;
     std::vector<Nanos> tokens;  ///< every token seen at a full boundary
@@ -106,7 +107,7 @@ class Driver {
       const Nanos arrival = next_arrival_ < fates.size() ? fates[next_arrival_].arrival : kNever;
       const Nanos heard = heard_.empty() ? kNever : heard_.top().time;
       const Nanos now = std::min({arrival, heard, boundary_});
-      if (now == kNever) return;
+      if (now == kNever) break;
       in_system_ns += static_cast<double>(engine.waiting() + engine.parked() + engine.running()) *
                       static_cast<double>(now - last_);
       last_ = now;
@@ -121,6 +122,8 @@ class Driver {
         boundary(now);
       }
     }
+    for (const SeqId id : read_) engine.release(id, sequences);  // a sleeping engine has not seen them
+    read_.clear();
   }
 
   Nanos now() const { return last_; }
@@ -215,8 +218,19 @@ class Driver {
     Step& step = engine.current();
     Nanos delay = 0;
     for (const SeqId id : step.loads) {
-      delay += posting;
-      heard_.push({now + delay + fates[id].wire, kLanded, id});
+      switch (fates[id].post) {
+        case Fate::Post::works:
+          delay += posting;
+          heard_.push({now + delay + fates[id].wire, kLanded, id});
+          break;
+        case Fate::Post::recompute:  // what it hits is all there is
+          engine.loaded(id, sequences[id].hit_tokens, sequences);
+          break;
+        case Fate::Post::abandon:
+          engine.abandon(id, sequences);
+          fates[id].finish = now;
+          break;
+      }
     }
     if (keep_steps) steps.push_back({now, step.items, step.loads, step.declined, step.shape});
     engine.launch(now, delay, idle_step, sequences, outcome_);

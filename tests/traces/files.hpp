@@ -14,9 +14,10 @@ namespace pdsim {
 class Folder {
  public:
   Folder() {
+    static int made = 0;
     const auto* info = testing::UnitTest::GetInstance()->current_test_info();
-    std::string name =
-        std::string(info->test_suite_name()) + "-" + info->name() + "-" + std::to_string(getpid());
+    std::string name = std::string(info->test_suite_name()) + "-" + info->name() + "-" +
+                       std::to_string(getpid()) + "-" + std::to_string(made++);
     for (char& c : name) c = c == '/' ? '_' : c;
     path_ = std::filesystem::path(testing::TempDir()) / name;
     std::filesystem::create_directories(path_);

@@ -25,24 +25,9 @@ constexpr const char* kVersion = "pdsim " PDSIM_VERSION " (built with CUDA)";
 constexpr const char* kVersion = "pdsim " PDSIM_VERSION " (built without CUDA)";
 #endif
 
-// In the order in which --help lists them. The build defines one macro for each file there is.
+// In the order in which --help lists them.
 constexpr void (*kCommands[])(CLI::App&, Command&) = {
-#ifdef PDSIM_COMMAND_REPLAY
-    add_replay,
-#endif
-#ifdef PDSIM_COMMAND_DESCRIBE
-    add_describe,
-#endif
-    add_trace,
-#ifdef PDSIM_COMMAND_COST
-    add_cost,
-#endif
-#ifdef PDSIM_COMMAND_FIT
-    add_fit,
-#endif
-#ifdef PDSIM_COMMAND_SCHEMA
-    add_schema,
-#endif
+    add_replay, add_describe, add_trace, add_cost, add_fit, add_schema,
 };
 
 // One message, one line: what the terminal shows is also what a log keeps.
@@ -50,7 +35,7 @@ int fail(int status, std::string message) {
   for (char& c : message) {
     if (c == '\n' || c == '\r') c = ' ';
   }
-  fmt::print(stderr, "pdsim: {}\n", message);
+  std::fprintf(stderr, "pdsim: %s\n", message.c_str());
   return status;
 }
 
@@ -104,7 +89,8 @@ int stdout_failed(int error) {
 
 // Everything has run; the last of stdout may still fail to be written.
 int finish(int status) {
-  return std::fflush(stdout) == 0 ? status : stdout_failed(errno);
+  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return status;
+  return stdout_failed(errno != 0 ? errno : EIO);
 }
 
 int run(int argc, char** argv) {

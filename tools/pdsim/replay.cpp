@@ -68,7 +68,8 @@ int replay(const Options& options) {
                                         {"scenario.json", loaded.in_force}});
   }
   const Usage usage = usage_since(start);
-  const auto requests = static_cast<double>(run.requests.size());
+  const nlohmann::ordered_json& counts = summary["requests"];
+  const auto requests = counts["injected"].get<double>() - counts["in_flight"].get<double>();
   if (!options.out.empty()) {
     const nlohmann::ordered_json about = {
         {"schema", "pdsim.run/1"},

@@ -14,6 +14,7 @@
 #include "sim/core/error.hpp"
 #include "sim/scenario/load.hpp"
 #include "tools/pdsim/commands.hpp"
+#include "traces/stats.hpp"
 
 namespace pdsim {
 namespace {
@@ -33,20 +34,30 @@ struct Schema {
 };
 
 constexpr Schema kSchemas[] = {
-    {"scenario", "pdsim.scenario/1", "a cluster and its requests: what replay, compare and describe read",
+    {"scenario", "pdsim.scenario/1", "a cluster and its requests: what replay and describe read",
      scenario_schema},
-    {"summary", "pdsim.summary/1", "summary.json: what a replay found",
+    {"summary", "pdsim.summary/1", "what a replay found: summary.json, replay --json",
      [] { return shipped("summary.schema.json"); }},
+    {"run", "pdsim.run/1", "what a replay took: run.json", [] { return shipped("run.schema.json"); }},
+    {"describe", "pdsim.describe/1", "what follows from a scenario: describe --json",
+     [] { return shipped("describe.schema.json"); }},
+    {"cost", "pdsim.cost/1", "what one operation costs: cost --json",
+     [] { return shipped("cost.schema.json"); }},
+    {"trace-stats", "pdsim.trace-stats/1", "what is in a trace: trace stats --json", stats_schema},
 };
 
-int print_schema(const std::string& name) {
+std::string list_of_schemas() {
+  std::string list;
+  for (const Schema& schema : kSchemas) {
+    list += fmt::format("  {:<12} {:<20} {}\n", schema.name, schema.id, schema.sentence);
+  }
+  return list;
+}
+
+std::string schema_of(const std::string& name) {
   std::vector<std::string_view> names;
   for (const Schema& schema : kSchemas) {
-    if (name == schema.name || name == schema.id) {
-      const std::string text = schema.text();
-      std::fwrite(text.data(), 1, text.size(), stdout);
-      return kDone;
-    }
+    if (name == schema.name || name == schema.id) return schema.text();
     names.push_back(schema.name);
   }
   throw InputError("schema", fmt::format("there is no '{}', expected one of {}{}", name,
@@ -56,15 +67,18 @@ int print_schema(const std::string& name) {
 }  // namespace
 
 void add_schema(CLI::App& app, Command& run) {
-  std::string known;
-  for (const Schema& schema : kSchemas) {
-    known += fmt::format("  {:<10} {:<18} {}\n", schema.name, schema.id, schema.sentence);
-  }
-  CLI::App* schema = app.add_subcommand("schema", "Print the JSON Schema of a document");
-  schema->footer("Schemas:\n" + known + "\nExample:\n  pdsim schema scenario > scenario.schema.json");
+  CLI::App* schema = app.add_subcommand("schema", "Print the JSON Schema of a document, or the list of them");
+  schema->footer("Schemas:\n" + list_of_schemas() +
+                 "\nExample:\n  pdsim schema scenario > scenario.schema.json");
   auto name = std::make_shared<std::string>();
-  schema->add_option("NAME", *name, "A schema's name, or the id that documents carry")->required();
-  schema->callback([name, &run] { run = [name] { return print_schema(*name); }; });
+  schema->add_option("NAME", *name, "A schema's name, or the id that documents carry; none lists them");
+  schema->callback([name, &run] {
+    run = [name] {
+      const std::string text = name->empty() ? list_of_schemas() : schema_of(*name);
+      std::fwrite(text.data(), 1, text.size(), stdout);
+      return kDone;
+    };
+  });
 }
 
 }  // namespace pdsim

@@ -1,0 +1,1 @@
+pdsim_test(cluster LIBRARIES pdsim_cluster nlohmann_json::nlohmann_json)

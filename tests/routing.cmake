@@ -1,0 +1,1 @@
+pdsim_test(routing LIBRARIES pdsim_routing pdsim_serving)

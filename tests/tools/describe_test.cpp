@@ -1,0 +1,404 @@
+// Theory: describe says before a run what a replay then does. Its figures are those of the model's own
+// config worked out by hand, and those that a replay of one request measures; the scenario that it prints
+// is the one in force, whatever spelling and defaults it came from.
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "tests/traces/files.hpp"
+
+namespace pdsim {
+namespace {
+
+using nlohmann::ordered_json;
+
+const std::string kScenarios = PDSIM_SOURCE_DIR "/scenarios/";
+const std::string kPair = kScenarios + "p5en-1p1d-qwen3-32b.json";
+// Both of its workers on one node.
+const std::string kOneNode = R"( --set 'placement=[{"pool":"prefill","replica":0,"node":0,"gpus":[0,1,2,3]},)"
+                             R"({"pool":"decode","replica":0,"node":0,"gpus":[4,5,6,7]}]')";
+constexpr double kGiB = 1024.0 * 1024 * 1024;
+
+struct Ran {
+  int status = -1;
+  std::string out, err;
+};
+
+// Runs "pdsim ARGUMENTS" through a shell.
+Ran run(const std::string& arguments) {
+  const Folder folder;
+  const std::string command =
+      "'" PDSIM_BINARY "' " + arguments + " >'" + (folder / "out") + "' 2>'" + (folder / "err") + "'";
+  const int status = std::system(command.c_str());
+  return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, bytes_of(folder / "out"), bytes_of(folder / "err")};
+}
+
+ordered_json described(const std::string& arguments) {
+  const Ran ran = run("describe --json " + arguments);
+  EXPECT_EQ(ran.status, 0) << ran.err;
+  EXPECT_EQ(ran.err, "");
+  return ordered_json::parse(ran.out);
+}
+
+std::vector<std::string> shipped() {
+  std::vector<std::string> paths;
+  for (const auto& entry : std::filesystem::directory_iterator(kScenarios)) {
+    const std::string name = entry.path().filename().string();
+    if (name.ends_with(".json") && !name.ends_with("schema.json")) paths.push_back(entry.path().string());
+  }
+  std::ranges::sort(paths);
+  return paths;
+}
+
+// Qwen3-32B (Hugging Face config.json): hidden 5120, 64 layers, 64 heads and 8 KV heads of 128, feed-forward
+// 25600, vocabulary 151936 untied, bf16. A layer has 5120 x 8192 (q), 2 x 5120 x 1024 (k, v), 8192 x 5120
+// (o), 3 x 5120 x 25600 (gate, up, down) weights, norms of 2 x 5120 and, per head, 2 x 128.
+constexpr std::int64_t kMatrices = 2 * 5120 * 8192 + 2 * 5120 * 1024 + 3 * 5120 * 25600;
+constexpr std::int64_t kNorms = 2 * 5120 + 2 * 128;
+constexpr std::int64_t kEmbedding = 151'936LL * 5120;
+
+TEST(Describe, FiguresOfAModelAreThoseOfItsConfig) {
+  const ordered_json doc = described(kPair);
+  const ordered_json& model = doc["model"];
+  EXPECT_EQ(model["parameters"], 64 * (kMatrices + kNorms) + 2 * kEmbedding + 5120);
+  EXPECT_EQ(model["active_parameters"], 64 * (kMatrices + kNorms) + kEmbedding + 5120);
+  EXPECT_EQ(model["attention"]["full"]["layers"], 64);
+  EXPECT_TRUE(model["experts"].is_null());
+
+  const ordered_json& pool = doc["pools"][1];
+  // TP4: each rank has a quarter of the matrices and of both embeddings, and all norms; 2 bytes each.
+  const std::int64_t rank = 64 * (kMatrices / 4 + kNorms) + 2 * kEmbedding / 4 + 5120;
+  EXPECT_EQ(pool["gpu_memory_bytes"]["weights"], 2 * rank);
+  // K and V of 2 of the 8 heads: 2 x 64 layers x 2 x 128 x 2 bytes.
+  EXPECT_EQ(pool["kv"]["bytes_per_token_per_gpu"], 65536);
+  EXPECT_EQ(pool["kv"]["bytes_per_token_per_worker"], 4 * 65536);
+  EXPECT_EQ(pool["kv"]["bytes_per_block_per_gpu"], 16 * 65536);
+  EXPECT_EQ(pool["kv"]["regions_per_gpu"], 2 * 64);
+  EXPECT_EQ(pool["kv"]["state_bytes_per_sequence"], 0);
+
+  // H200: 143771 MiB, of which 0.92 may be used. Blocks are what fits, but for vLLM's null block.
+  const ordered_json& memory = pool["gpu_memory_bytes"];
+  EXPECT_EQ(memory["total"], 143'771LL << 20);
+  EXPECT_EQ(memory["usable"], static_cast<std::int64_t>(static_cast<double>(143'771LL << 20) * 0.92));
+  const double left = memory["usable"].get<double>() - memory["weights"].get<double>() -
+                      memory["activations"].get<double>() - memory["per_sequence_state"].get<double>();
+  const double blocks = std::floor(left / (16 * 65536)) - 1;
+  EXPECT_EQ(pool["kv"]["blocks"], blocks);
+  EXPECT_EQ(pool["kv"]["tokens"], 16 * blocks);
+  EXPECT_EQ(pool["kv"]["longest_request"], 32768);
+  EXPECT_NEAR(pool["kv"]["max_concurrency"].get<double>(), blocks / (32768 / 16), 1e-9);
+  EXPECT_GT(left / kGiB, 100);  // 129 GiB less 15.3 of weights and some activations
+
+  // What is read at least: the weights and the KV of 64 requests, at the data sheet's 4.8 TB/s.
+  const ordered_json& steps = pool["steps"];
+  const double bytes = 2.0 * static_cast<double>(rank - kEmbedding / 4) + 64.0 * 8192 * 65536;
+  EXPECT_GT(steps["decode_64"]["us"].get<double>(), bytes / 4800e3);
+  EXPECT_LT(steps["decode_64"]["us"].get<double>(), 2 * bytes / 4800e3);
+  EXPECT_EQ(steps["decode_64"]["regime"], "bandwidth");
+  EXPECT_EQ(steps["prefill"]["regime"], "compute");
+  for (const auto& [name, step] : steps.items()) {
+    double sum = 0;
+    for (const ordered_json& op : step["operators"]) sum += op["us"].get<double>();
+    EXPECT_NEAR(sum, step["us"].get<double>(), 0.002) << name;
+  }
+}
+
+// One decode rank reads 512 blocks of 128 regions of 8 KiB from one prefill rank.
+//   in one run     128 descriptors of 4 MiB: 71 + 128 x 2.43 us of posting; striped over two rails, 2 MiB
+//   READs
+//                  reach 303.78 of 400 GB/s, so 37.97 of a GPU's 50
+//   no two blocks  65536 descriptors of 8 KiB: 97.11 GB/s / 64 KiB operations a second over 8 GPUs bind
+TEST(Describe, HandOverByHand) {
+  const ordered_json h = described(kPair)["hand_overs"][0];
+  EXPECT_EQ(h["prompt_tokens"], 8192);
+  EXPECT_EQ(h["blocks"], 512);
+  EXPECT_EQ(h["bytes"], 4LL * 512 * 1024 * 1024);
+  EXPECT_EQ(h["gpus"], 4);
+  EXPECT_EQ(h["sources_per_gpu"], 1);
+  EXPECT_EQ(h["blocks_merge"], true);
+
+  const double rank_bytes = 512.0 * 1024 * 1024, latency = 2 * 17.3;  // the request's and the data's
+  const ordered_json& one = h["one_run"];
+  const double post = 71 + 128 * 2.43;
+  EXPECT_EQ(one["descriptors_per_gpu"], 128);
+  EXPECT_EQ(one["descriptor_bytes"], 4 << 20);
+  EXPECT_EQ(one["wire_operation_bytes"], 2 << 20);
+  EXPECT_NEAR(one["post_us"].get<double>(), post, 1e-6);
+  EXPECT_NEAR(one["total_us"].get<double>(), 71 + rank_bytes / (50e3 * 303.78 / 400) + latency, 0.01);
+  EXPECT_NEAR(one["wire_us"].get<double>(), one["total_us"].get<double>() - post, 1e-6);
+
+  const ordered_json& apart = h["no_two_together"];
+  EXPECT_EQ(apart["descriptors_per_gpu"], 128 * 512);
+  EXPECT_EQ(apart["wire_operation_bytes"], 8192);
+  EXPECT_NEAR(apart["post_us"].get<double>(), 71 + 65536 * 2.43, 1e-6);
+  EXPECT_NEAR(apart["total_us"].get<double>(), 71 + rank_bytes / (97.11e3 / 65536 * 8192 / 8) + latency,
+              0.01);
+}
+
+// A replay of one request of the described length measures what describe said.
+TEST(Describe, AReplayDoesWhatWasDescribed) {
+  for (const std::string& sets :
+       {std::string(), kOneNode, std::string(" --set pools.decode.tensor_parallel=8"),
+        std::string(" --set pools.decode.tensor_parallel=2")}) {
+    SCOPED_TRACE(sets);
+    const std::string workload =
+        R"( --set 'workload={"synthetic":{"requests":1,"concurrency":1,"isl":8192,"osl":1}}')";
+    const ordered_json doc = described(kPair + sets + workload);
+    const Ran ran = run("replay --json --quiet " + kPair + sets + workload);
+    ASSERT_EQ(ran.status, 0) << ran.err;
+    const ordered_json summary = ordered_json::parse(ran.out);
+    const ordered_json &h = doc["hand_overs"][0], &pull = h["one_run"], &transfers = summary["transfers"];
+    EXPECT_EQ(transfers["count"], 1);
+    EXPECT_EQ(transfers["bytes"], h["bytes"]);
+    EXPECT_EQ(transfers["descriptors"], pull["descriptors_per_gpu"].get<int>() * h["gpus"].get<int>());
+    EXPECT_NEAR(transfers["post_ms"]["mean"].get<double>(), pull["post_us"].get<double>() / 1e3, 1e-9);
+    EXPECT_NEAR(transfers["wire_ms"]["mean"].get<double>(), pull["wire_us"].get<double>() / 1e3, 1e-9);
+    EXPECT_NEAR(summary["stages_ms"]["prefill"]["mean"].get<double>(),
+                doc["pools"][0]["steps"]["prefill"]["us"].get<double>() / 1e3, 1e-9);
+  }
+}
+
+// TP8 decode of 8 KV heads behind TP4 prefill: half the bytes a rank, the heads of a block apart.
+TEST(Describe, UnequalSplitsOfHeadsDoNotMerge) {
+  const ordered_json h = described(kPair + " --set pools.decode.tensor_parallel=8")["hand_overs"][0];
+  EXPECT_EQ(h["gpus"], 8);
+  EXPECT_EQ(h["bytes"], 4LL * 512 * 1024 * 1024);
+  EXPECT_EQ(h["blocks_merge"], false);
+  EXPECT_EQ(h["one_run"]["descriptors_per_gpu"], 128 * 512);
+  EXPECT_EQ(h["one_run"]["descriptor_bytes"], 4096);
+}
+
+TEST(Describe, PlacementRoutesAndPrices) {
+  const ordered_json two = described(kPair);
+  EXPECT_EQ(two["placement"][1]["worker"], "decode-0");
+  EXPECT_EQ(two["placement"][1]["nodes"], ordered_json::parse(R"([{"node":"node1","gpus":[0,1,2,3]}])"));
+  EXPECT_EQ(two["routes"].size(), 1u);
+  EXPECT_EQ(two["routes"][0]["fabric"], "efa-v3");
+  EXPECT_EQ(two["routes"][0]["latency_us"], 17.3);
+  EXPECT_EQ(two["prices"]["gpus"], 16);
+  EXPECT_EQ(two["prices"]["gpus_held"], 8);
+  EXPECT_NEAR(two["prices"]["usd_per_hour"].get<double>(), 2 * 63.296, 1e-9);
+  EXPECT_NEAR(two["prices"]["usd_per_hour_held"].get<double>(), 63.296, 1e-9);
+  EXPECT_EQ(two["prices"]["nodes"][0]["as_of"], "2026-08");
+  std::int64_t efa = 0;
+  for (const ordered_json& link : two["links"]) {
+    if (link["class"] == "efa") efa += link["number"].get<int>();
+  }
+  EXPECT_EQ(efa, 16);  // a pool of rails for each GPU
+
+  const ordered_json one = described(kPair + kOneNode);
+  EXPECT_EQ(one["routes"][0]["transport"], "local");
+  EXPECT_EQ(one["routes"][0]["fabric"], "nvlink");
+  EXPECT_LT(one["hand_overs"][0]["one_run"]["total_us"].get<double>(),
+            two["hand_overs"][0]["one_run"]["total_us"].get<double>() / 5);
+
+  const ordered_json colocated = described(kScenarios + "p5en-colocated-qwen3-32b.json");
+  EXPECT_TRUE(colocated["routes"].empty());
+  EXPECT_TRUE(colocated["hand_overs"].empty());
+
+  const ordered_json bare =
+      described(kPair + " --set pools.0='{\"role\":\"prefill\",\"gpu\":\"h200\",\"tensor_parallel\":4}'");
+  EXPECT_TRUE(bare["prices"]["usd_per_hour"].is_null());
+  EXPECT_TRUE(bare["pools"][0]["instance"].is_null());
+}
+
+// Every leaf of the scenario in force says where it came from; a default that depends on the GPU or the
+// model has its value.
+TEST(Describe, OriginsCoverTheScenario) {
+  const ordered_json doc =
+      described(kScenarios + "quickstart.json --seed 7 --set pools.decode.engine.max_num_seqs=64");
+  const ordered_json &scenario = doc["scenario"], &origins = doc["origins"];
+  const ordered_json leaves = scenario.flatten();
+  for (const auto& [pointer, value] : leaves.items()) {
+    std::string at = pointer;
+    while (!at.empty() && !origins.contains(at)) at.erase(at.rfind('/'));
+    EXPECT_FALSE(at.empty()) << pointer;
+  }
+  for (const auto& [pointer, from] : origins.items()) {
+    EXPECT_TRUE(scenario.contains(ordered_json::json_pointer(pointer))) << pointer;
+  }
+  EXPECT_EQ(scenario["pools"][0]["engine"]["max_num_seqs"], 1024);
+  EXPECT_EQ(origins["/pools/0/engine/max_num_seqs"], "default: vLLM 0.24 on h200");
+  EXPECT_EQ(scenario["pools"][0]["engine"]["max_num_batched_tokens"], 8192);
+  EXPECT_EQ(scenario["pools"][0]["engine"]["max_model_len"], 131072);
+  EXPECT_EQ(origins["/pools/0/engine/max_model_len"], "default: the model's max_position_embeddings");
+  EXPECT_EQ(scenario["pools"][1]["engine"]["max_num_seqs"], 64);
+  EXPECT_EQ(origins["/pools/1/engine/max_num_seqs"], "--set");
+  EXPECT_EQ(origins["/model"], "scenario");
+  EXPECT_EQ(scenario["seed"], 7);
+  EXPECT_EQ(origins["/seed"], "--seed");
+}
+
+TEST(Describe, TheScenarioInForceDescribesItself) {
+  const Folder folder;
+  folder.file("prices.json", R"({"p5en.48xlarge": 41.5, "p4d.24xlarge": 3})");
+  std::vector<std::string> cases = shipped();
+  cases.push_back(kPair + " --set transfer.kv_lease_duration=12 --prices '" + folder / "prices.json'");
+  cases.push_back(kPair + " --set pricing.plan='{\"usd_per_hour\":50}' --prices '" + folder / "prices.json'");
+  for (const std::string& arguments : cases) {
+    SCOPED_TRACE(arguments);
+    ordered_json first = described(arguments);
+    ordered_json second = described("- <'" + folder.file("again.json", first["scenario"].dump()) + "'");
+    for (const auto& [pointer, from] : second["origins"].items()) EXPECT_EQ(from, "scenario") << pointer;
+    if (arguments.find("--prices") != std::string::npos) {
+      EXPECT_NEAR(first["prices"]["usd_per_hour"].get<double>(), 2 * 41.5, 1e-9);
+    }
+    first.erase("origins");
+    second.erase("origins");
+    EXPECT_EQ(first.dump(1), second.dump(1));
+  }
+}
+
+TEST(Describe, TextIsForPeople) {
+  for (const std::string& path : shipped()) {
+    SCOPED_TRACE(path);
+    const Ran ran = run("describe '" + path + "'");
+    EXPECT_EQ(ran.status, 0);
+    EXPECT_EQ(ran.err, "");
+    std::istringstream lines(ran.out);
+    for (std::string line; std::getline(lines, line);) {
+      EXPECT_FALSE(line.ends_with(' ')) << line;
+      if (line.find(PDSIM_SOURCE_DIR) == std::string::npos) {
+        EXPECT_LE(line.size(), 100u) << line;
+      }
+    }
+  }
+  const std::string text = run("describe '" + kPair + "'").out;
+  for (const char* line : {
+           "p5en-1p1d-qwen3-32b: qwen3-32b, 1 x prefill + 1 x decode, on 8 of 16 GPUs of 2 x p5en.48xlarge\n",
+           "  parameters                32.76 B, of which a token meets 31.98 B\n",
+           "  a token, on one GPU       64 KiB                  64 KiB\n",
+           "  descriptors of a GPU      128                     65,536\n",
+           "  node1                     decode-0[0-3]\n",
+           "  in all                    126.59 USD an hour for 16 GPUs\n",
+           "    max_model_len               32768                 scenario\n",
+       }) {
+    EXPECT_NE(text.find(line), std::string::npos) << line;
+  }
+}
+
+TEST(Describe, WhatCannotWorkIsOneLineAndStatus2) {
+  struct Refused {
+    std::string arguments, expected;
+  };
+  const Refused cases[] = {
+      {"none.json", "none.json: cannot be read: No such file or directory"},
+      {kPair + " --set model=kimi-k2", "/pools/0: pool 'prefill': the weights of kimi-k2 do not fit"},
+      {kPair + " --set pools.decode.tensor_parallel=3", "/pools/1: tensor_parallel is 3"},
+      {kPair + " --set pools.decode.tensor_paralel=4",
+       "--set: /pools/1/tensor_paralel: unknown key (did you mean"},
+      {kPair + " --set pools.0.engine.max_model_len=99999",
+       "/pools/0/engine/max_model_len: is 99999, expected at most"},
+      {kPair + " --set pools.1.engine.gpu_memory_utilization=0.11", "has no room for KV cache"},
+      {kPair + " --set pools.1.role=prefill", "there is no decode pool"},
+      {kPair + " --prices none.json", "none.json: cannot be read"},
+      {kPair + " --jsn", "(did you mean '--json'?)"},
+  };
+  for (const auto& [arguments, expected] : cases) {
+    for (const char* json : {"", " --json"}) {
+      SCOPED_TRACE(arguments + json);
+      const Ran ran = run("describe " + arguments + json);
+      EXPECT_EQ(ran.status, 2);
+      EXPECT_EQ(ran.out, "");
+      EXPECT_TRUE(ran.err.starts_with("pdsim: ")) << ran.err;
+      EXPECT_EQ(std::ranges::count(ran.err, '\n'), 1);
+      EXPECT_NE(ran.err.find(expected), std::string::npos) << ran.err;
+    }
+  }
+}
+
+// As much of JSON Schema as pdsim's own schemas use; and, where `closed`, no key that the schema leaves out.
+void conform(const ordered_json& value, ordered_json schema, const ordered_json& root, bool closed,
+             const std::string& at = "") {
+  if (schema.contains("$ref")) {
+    schema = root[ordered_json::json_pointer(schema["$ref"].get<std::string>().substr(1))];
+  }
+  if (schema.contains("const")) {
+    EXPECT_EQ(value, schema["const"]) << at;
+  }
+  if (schema.contains("enum")) {
+    EXPECT_NE(std::count(schema["enum"].begin(), schema["enum"].end(), value), 0) << at << value;
+  }
+  if (schema.contains("minimum") && value.is_number()) {
+    EXPECT_GE(value, schema["minimum"]) << at;
+  }
+  if (schema.contains("maximum") && value.is_number()) {
+    EXPECT_LE(value, schema["maximum"]) << at;
+  }
+  if (schema.contains("type")) {
+    const std::string type = value.is_number_integer() ? "integer" : value.type_name();
+    const std::string types = schema["type"].dump();
+    EXPECT_TRUE(types.find(type) != std::string::npos ||
+                (type == "integer" && types.find("number") != std::string::npos))
+        << at << ": " << type << " is not " << types;
+  }
+  if (value.is_object()) {
+    for (const ordered_json& key : schema.value("required", ordered_json::array())) {
+      EXPECT_TRUE(value.contains(key.get<std::string>())) << at << " lacks " << key;
+    }
+    const ordered_json properties = schema.value("properties", ordered_json::object());
+    const ordered_json others = schema.value("additionalProperties", ordered_json());
+    for (const auto& [key, member] : value.items()) {
+      if (properties.contains(key) || others.is_object()) {
+        conform(member, properties.value(key, others), root, closed, at + "/" + key);
+      } else if (!properties.empty()) {
+        EXPECT_FALSE(closed) << at << " has " << key;
+      }
+    }
+  }
+  if (value.is_array() && schema.contains("items")) {
+    for (std::size_t i = 0; i < value.size(); ++i) {
+      conform(value[i], schema["items"], root, closed, at + "/" + std::to_string(i));
+    }
+  }
+}
+
+TEST(Schemas, DocumentsConform) {
+  const auto check = [](const std::string& name, const std::string& arguments, bool closed = true) {
+    SCOPED_TRACE(name + ": " + arguments);
+    const Ran schema = run("schema " + name), doc = run(arguments);
+    ASSERT_EQ(schema.status, 0) << schema.err;
+    ASSERT_EQ(doc.status, 0) << doc.err;
+    const ordered_json root = ordered_json::parse(schema.out);
+    EXPECT_EQ(root["$id"], "pdsim." + name + "/1");
+    conform(ordered_json::parse(doc.out), root, root, closed);
+  };
+  for (const std::string& path : shipped()) check("describe", "describe --json '" + path + "'");
+  check("describe", "describe --json '" + kPair + "' --set model=gpt-oss-120b --set weights_dtype=mxfp4");
+  check("describe", "describe --json '" + kPair + "' --set pools.1.instance=p5.48xlarge");
+  check("cost", "cost gemm --gpu h200 m=64 n=8192 k=8192 dtype=bf16 --json");
+  check("cost", "cost step --gpu h200 model=qwen3-32b tp=4 batch=64 context=4096 --json");
+  check("summary", "replay --json --quiet '" + kScenarios + "quickstart.json'", false);
+  check("trace-stats",
+        "trace stats --quiet --json --format mooncake '" PDSIM_SOURCE_DIR "/traces/samples/short.jsonl'");
+}
+
+TEST(Schemas, AreListedAndFoundByNameOrId) {
+  const Ran list = run("schema");
+  EXPECT_EQ(list.status, 0);
+  std::istringstream lines(list.out);
+  int schemas = 0;
+  for (std::string line; std::getline(lines, line); ++schemas) {
+    std::string name, id;
+    std::istringstream(line) >> name >> id;
+    const Ran by_name = run("schema " + name), by_id = run("schema " + id);
+    EXPECT_EQ(by_name.status, 0);
+    EXPECT_EQ(by_name.out, by_id.out);
+    EXPECT_EQ(ordered_json::parse(by_name.out)["$id"], id);
+  }
+  EXPECT_GE(schemas, 6);
+  const Ran none = run("schema summery");
+  EXPECT_EQ(none.status, 2);
+  EXPECT_NE(none.err.find("(did you mean 'summary'?)"), std::string::npos) << none.err;
+}
+
+}  // namespace
+}  // namespace pdsim

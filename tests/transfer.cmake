@@ -1,0 +1,1 @@
+pdsim_test(transfer LIBRARIES pdsim_transfer pdsim_serving)

@@ -1,0 +1,369 @@
+// pdsim cost: what the cost model says of one operation.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <iterator>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "models/curve.hpp"
+#include "models/hardware.hpp"
+#include "models/model.hpp"
+#include "models/profile.hpp"
+#include "models/step_model.hpp"
+#include "sim/core/error.hpp"
+#include "tools/pdsim/commands.hpp"
+
+namespace pdsim {
+namespace {
+
+struct CostOptions {
+  std::string op, gpu, profile;
+  std::vector<std::string> arguments;
+  bool json = false;
+};
+
+/// key=value words of one operation, against the keys that it has.
+class Arguments {
+ public:
+  Arguments(std::string_view op, const std::vector<std::string>& words,
+            const std::vector<std::string_view>& known)
+      : place_(fmt::format("cost {}", op)) {
+    for (const std::string& word : words) {
+      const std::size_t equals = word.find('=');
+      const std::string key = word.substr(0, equals);
+      if (std::find(known.begin(), known.end(), key) == known.end()) {
+        throw InputError(place_, fmt::format("'{}' is not known here{}: expected {}=...", key,
+                                             did_you_mean(key, known), fmt::join(known, "=..., ")));
+      }
+      if (equals == std::string::npos)
+        throw InputError(place_, fmt::format("'{}' has no value: expected {}=...", word, word));
+      if (!values_.emplace(key, word.substr(equals + 1)).second) {
+        throw InputError(place_, fmt::format("'{}' is given twice", key));
+      }
+    }
+  }
+
+  const std::string& place() const { return place_; }
+  std::string at(std::string_view key) const { return fmt::format("{}: {}", place_, key); }
+  const std::map<std::string, std::string, std::less<>>& values() const { return values_; }
+
+  std::string text(std::string_view key) const {
+    const auto found = values_.find(key);
+    if (found == values_.end())
+      throw InputError(place_, fmt::format("'{}' is missing: expected {}=...", key, key));
+    return found->second;
+  }
+  std::string text(std::string_view key, std::string_view absent) const {
+    const auto found = values_.find(key);
+    return found == values_.end() ? std::string(absent) : found->second;
+  }
+  std::int64_t integer(std::string_view key, std::int64_t least) const {
+    const std::string value = text(key);
+    std::size_t used = 0;
+    std::int64_t number = least - 1;
+    try {
+      number = std::stoll(value, &used);
+    } catch (const std::exception&) {
+      used = 0;
+    }
+    if (used != value.size() || used == 0 || number < least || number > kMost) {
+      throw InputError(at(key), fmt::format("'{}': expected an integer from {} to {}", value, least, kMost));
+    }
+    return number;
+  }
+  std::int64_t integer(std::string_view key, std::int64_t least, std::int64_t absent) const {
+    return values_.contains(key) ? integer(key, least) : absent;
+  }
+  std::int32_t small(std::string_view key, std::int64_t least, std::int64_t absent = -1) const {
+    const std::int64_t value = absent < 0 ? integer(key, least) : integer(key, least, absent);
+    if (value > INT32_MAX)
+      throw InputError(at(key), fmt::format("'{}': expected at most {}", value, INT32_MAX));
+    return static_cast<std::int32_t>(value);
+  }
+  Dtype dtype(std::string_view key, std::string_view absent) const {
+    return dtype_of(text(key, absent), at(key));
+  }
+
+ private:
+  static constexpr std::int64_t kMost = std::int64_t{1} << 50;
+  std::string place_;
+  std::map<std::string, std::string, std::less<>> values_;
+};
+
+struct Answer {
+  double us = 0;
+  Regime regime = Regime::launch;
+  bool extrapolated = false;
+  const Curve* curve = nullptr;   ///< none: a rule of thumb, or a whole step
+  std::vector<OpTime> operators;  ///< of a step
+};
+
+struct Context {
+  const Gpu& gpu;
+  const Profile& profile;
+};
+
+Answer answer(const KernelTime& time, const CurveChoice& choice, bool outside) {
+  return {time.ns / 1e3, time.regime(), choice.stand_in || outside, choice.curve, {}};
+}
+
+double number(std::int64_t value) {
+  return static_cast<double>(value);
+}
+
+Answer gemm(const Arguments& in, const Context& on) {
+  const GemmShape shape{number(in.integer("m", 1)), number(in.integer("n", 1)), number(in.integer("k", 1)),
+                        in.dtype("dtype", "bf16")};
+  const CurveChoice choice = find_curve(on.profile, CurveOp::gemm, shape.dtype, in.at("dtype"));
+  const Curve& curve = *choice.curve;
+  return answer(gemm_time(curve.at(shape.m), on.gpu.sm_count, shape), choice,
+                !curve.holds("m", shape.m) || !curve.holds("n", shape.n) || !curve.holds("k", shape.k));
+}
+
+/// Sums of `requests` equal rows: n new tokens after p that are cached, seen through a window (0: none).
+AttentionShape rows_of(double requests, double n, double p, double window) {
+  const double keys = p + n;
+  if (window <= 0 || keys <= window)
+    return {requests * n, requests * (n * p + n * (n + 1) / 2), requests * keys};
+  // Query i of n sees min(p + i, window) keys; together they read the last window - 1 cached ones.
+  const double growing = std::max(0.0, std::min(n, window - p));
+  const double pairs = growing * p + growing * (growing + 1) / 2 + (n - growing) * window;
+  return {requests * n, requests * pairs, requests * (n + std::min(p, window - 1))};
+}
+
+Answer attention(const Arguments& in, const Context& on, bool decode) {
+  Operator op;
+  op.kind = OpKind::attention;
+  op.heads = in.small("heads", 1);
+  op.kv_heads = in.small("kv_heads", 1);
+  op.head_dim = op.v_head_dim = in.small("head_dim", 1, 128);
+  const double window = in.small("window", 0, 0);
+  const Dtype kv = in.dtype("kv_dtype", "bf16");
+  if (op.heads % op.kv_heads != 0)
+    throw InputError(in.at("kv_heads"),
+                     fmt::format("{}: expected a divisor of heads={}", op.kv_heads, op.heads));
+  const double requests = number(decode ? in.integer("batch", 1) : in.integer("requests", 1, 1));
+  const double tokens = decode ? 1 : number(in.integer("tokens", 1));
+  const double prefix = number(decode ? in.integer("context", 1) - 1 : in.integer("prefix", 0, 0));
+  const CurveChoice choice =
+      find_curve(on.profile, decode ? CurveOp::attention_decode : CurveOp::attention_prefill, kv,
+                 in.at("kv_dtype"), op.head_dim, window > 0);
+  const Curve& curve = *choice.curve;
+  const AttentionKernel kernel(attention_form(op, kv, decode), curve.regimes[0], on.gpu.sm_count);
+  AttentionShape rows = rows_of(requests, tokens, prefix, window);
+  if (decode) rows.context = rows.pairs;
+  return answer(kernel.time(rows), choice,
+                !curve.holds("heads", op.heads) || !curve.holds("kv_heads", op.kv_heads) ||
+                    !curve.holds("requests", requests) || !curve.holds("context", prefix + tokens));
+}
+
+Answer attention_prefill(const Arguments& in, const Context& on) {
+  return attention(in, on, false);
+}
+
+Answer attention_decode(const Arguments& in, const Context& on) {
+  return attention(in, on, true);
+}
+
+Answer moe(const Arguments& in, const Context& on) {
+  MoeShape shape;
+  shape.tokens = number(in.integer("tokens", 1));
+  shape.hidden = number(in.integer("hidden", 1));
+  shape.experts = number(in.integer("experts", 1));
+  shape.topk = number(in.integer("topk", 1));
+  shape.expert_parallel = number(in.integer("ep", 1, 1));
+  shape.intermediate = number(in.integer("intermediate", 1)) / number(in.integer("tp", 1, 1));
+  shape.dtype = in.dtype("dtype", "bf16");
+  if (shape.topk > shape.experts)
+    throw InputError(in.at("topk"),
+                     fmt::format("{}: expected at most experts={}", shape.topk, shape.experts));
+  const CurveChoice choice = find_curve(on.profile, CurveOp::moe, shape.dtype, in.at("dtype"));
+  const Curve& curve = *choice.curve;
+  return answer(moe_time(curve.at(shape.tokens), shape), choice,
+                !curve.holds("tokens", shape.tokens) || !curve.holds("hidden", shape.hidden) ||
+                    !curve.holds("intermediate", shape.intermediate) ||
+                    !curve.holds("experts", shape.experts) || !curve.holds("topk", shape.topk) ||
+                    !curve.holds("expert_parallel", shape.expert_parallel));
+}
+
+Answer allreduce(const Arguments& in, const Context& on) {
+  const double bytes = number(in.integer("bytes", 1));
+  const CurveChoice choice =
+      find_curve(on.profile, CurveOp::allreduce, Dtype::bf16, in.place(), 0, false, in.small("gpus", 2));
+  return answer(stream_time(choice.curve->at(bytes), bytes), choice, !choice.curve->holds("bytes", bytes));
+}
+
+Answer kv_copy(const Arguments& in, const Context& on) {
+  const KernelTime time = stream_time(elementwise_fit(on.gpu), 2 * number(in.integer("bytes", 1)));
+  return {time.ns / 1e3, time.regime(), true, nullptr, {}};
+}
+
+Answer step(const Arguments& in, const Context& on) {
+  const ModelSpec model = load_model(in.text("model"), in.at("model"));
+  Parallelism parallelism;
+  parallelism.tensor = in.small("tp", 1, 1);
+  parallelism.pipeline = in.small("pp", 1, 1);
+  parallelism.expert = in.small("ep", 1, 1);
+  const Dtype weights = in.dtype("weights_dtype", name(model.weights_dtype));
+  check_parallelism(model, parallelism, in.place(), weights);
+  const std::int32_t batch = in.small("batch", 0, 0), prefill = in.small("prefill", 0, 0);
+  if (batch + prefill == 0)
+    throw InputError(in.place(), "the step is empty: expected batch=... or prefill=...");
+  StepShape shape;
+  shape.decode_requests = batch;
+  shape.sampled_requests = batch + (prefill > 0 ? 1 : 0);
+  if (batch > 0) {
+    const double context = number(in.integer("context", 1));
+    shape.decode_context = std::llround(batch * context);
+    shape.decode_window_context = std::llround(rows_of(batch, 1, context - 1, model.window).pairs);
+  }
+  if (prefill > 0) {
+    const double prefix = number(in.integer("prefix", 0, 0));
+    const AttentionShape full = rows_of(1, prefill, prefix, 0),
+                         window = rows_of(1, prefill, prefix, model.window);
+    shape.prefill_requests = 1;
+    shape.prefill_tokens = prefill;
+    shape.prefill_pairs = std::llround(full.pairs);
+    shape.prefill_context = std::llround(full.context);
+    shape.prefill_window_pairs = std::llround(window.pairs);
+    shape.prefill_window_context = std::llround(window.context);
+  }
+  const StepModel costs(model, parallelism, weights, in.dtype("kv_dtype", "bf16"), on.gpu, on.profile,
+                        batch + prefill);
+  const StepTime time = costs.time(shape);
+  Answer result{static_cast<double>(time.ns) / 1e3, Regime::launch, time.extrapolated, nullptr,
+                costs.breakdown(shape)};
+  // The step's regime: the one that most of its time is in.
+  double sums[3] = {};
+  for (const OpTime& op : result.operators) sums[static_cast<std::size_t>(op.regime)] += op.us;
+  result.regime = static_cast<Regime>(std::max_element(std::begin(sums), std::end(sums)) - std::begin(sums));
+  return result;
+}
+
+struct Operation {
+  std::string_view name;
+  std::vector<std::string_view> keys;
+  Answer (*cost)(const Arguments&, const Context&);
+  std::string_view example;
+};
+
+const std::vector<Operation>& operations() {
+  static const std::vector<Operation> all = {
+      {"gemm", {"m", "n", "k", "dtype"}, gemm, "m=64 n=8192 k=8192 dtype=fp8"},
+      {"attention-prefill",
+       {"tokens", "prefix", "requests", "heads", "kv_heads", "head_dim", "kv_dtype", "window"},
+       attention_prefill,
+       "tokens=2048 prefix=6144 heads=16 kv_heads=2"},
+      {"attention-decode",
+       {"batch", "context", "heads", "kv_heads", "head_dim", "kv_dtype", "window"},
+       attention_decode,
+       "batch=64 context=4096 heads=16 kv_heads=2"},
+      {"moe",
+       {"tokens", "hidden", "intermediate", "experts", "topk", "tp", "ep", "dtype"},
+       moe,
+       "tokens=64 hidden=4096 intermediate=1536 experts=128 topk=8 tp=4 dtype=fp8_block"},
+      {"allreduce", {"bytes", "gpus"}, allreduce, "bytes=1048576 gpus=8"},
+      {"kv-copy", {"bytes"}, kv_copy, "bytes=134217728"},
+      {"step",
+       {"model", "tp", "pp", "ep", "batch", "context", "prefill", "prefix", "weights_dtype", "kv_dtype"},
+       step,
+       "model=qwen3-32b tp=4 batch=64 context=4096 prefill=512"},
+  };
+  return all;
+}
+
+std::string as_json(const CostOptions& options, const Arguments& in, const Context& on,
+                    const Answer& result) {
+  nlohmann::ordered_json json;
+  json["schema"] = "pdsim.cost/1";
+  json["op"] = options.op;
+  json["gpu"] = on.gpu.name;
+  json["profile"] = on.profile.name;
+  json["arguments"] = in.values();
+  json["us"] = result.us;
+  json["regime"] = name(result.regime);
+  json["extrapolated"] = result.extrapolated;
+  if (result.curve != nullptr) {
+    json["curve"] = {{"kernel", result.curve->kernel},
+                     {"dtype", name(result.curve->dtype)},
+                     {"median_ape", result.curve->error.median_ape},
+                     {"p90_ape", result.curve->error.p90_ape}};
+  }
+  if (!result.operators.empty()) json["operators"] = nlohmann::ordered_json::array();
+  for (const OpTime& op : result.operators) {
+    json["operators"].push_back({{"name", op.name},
+                                 {"count", op.count},
+                                 {"us", op.us},
+                                 {"regime", name(op.regime)},
+                                 {"extrapolated", op.extrapolated}});
+  }
+  return json.dump(2) + "\n";
+}
+
+std::string as_text(const Answer& result) {
+  std::string out;
+  for (const OpTime& op : result.operators) {
+    out += fmt::format("{:<28} x{:<4} {:>12.1f} us  {:<9}{}\n", op.name, op.count, op.us, name(op.regime),
+                       op.extrapolated ? "  extrapolated" : "");
+  }
+  const std::string_view range = result.extrapolated ? "extrapolated" : "within the measured range";
+  out += fmt::format("{:.1f} us, {}-bound, {}\n", result.us, name(result.regime), range);
+  if (result.curve != nullptr) {
+    const Accuracy& e = result.curve->error;
+    out += fmt::format("curve: {} ({} rows), median error {:.1f} %, p90 {:.1f} %\n", result.curve->kernel,
+                       result.curve->rows, 100 * e.median_ape, 100 * e.p90_ape);
+  }
+  return out;
+}
+
+int cost(const CostOptions& options) {
+  std::vector<std::string_view> names;
+  for (const Operation& each : operations()) names.push_back(each.name);
+  const auto found = std::find(names.begin(), names.end(), options.op);
+  if (found == names.end()) {
+    throw InputError("cost", fmt::format("no operation '{}'{}: expected one of {}", options.op,
+                                         did_you_mean(options.op, names), fmt::join(names, ", ")));
+  }
+  const Operation& operation = operations()[static_cast<std::size_t>(found - names.begin())];
+  const Arguments in(operation.name, options.arguments, operation.keys);
+  const Gpu& gpu = find_gpu(options.gpu, "--gpu");
+  const Profile profile = load_profile(options.profile.empty() ? options.gpu : options.profile,
+                                       options.profile.empty() ? "--gpu" : "--profile");
+  const Context on{gpu, profile};
+  const Answer result = operation.cost(in, on);
+  fmt::print("{}", options.json ? as_json(options, in, on, result) : as_text(result));
+  return kDone;
+}
+
+}  // namespace
+
+void add_cost(CLI::App& app, Command& run) {
+  const auto options = std::make_shared<CostOptions>();
+  CLI::App* command =
+      app.add_subcommand("cost", "What the cost model says of one operation, in microseconds");
+  std::string footer = "Examples:";
+  for (const Operation& each : operations()) {
+    footer += fmt::format("\n  pdsim cost {} --gpu h200 {}", each.name, each.example);
+  }
+  command->footer(footer);
+  command
+      ->add_option("op", options->op,
+                   "gemm, attention-prefill, attention-decode, moe, allreduce, kv-copy or step")
+      ->required();
+  command->add_option("arguments", options->arguments, "key=value ...");
+  command->add_option("--gpu", options->gpu, "A name in models/gpus.json")->required();
+  command->add_option("--profile", options->profile,
+                      "Kernel profile: a name or a JSON file (default: the GPU's)");
+  command->add_flag("--json", options->json, "One JSON document on stdout");
+  command->callback([options, &run] { run = [options] { return cost(*options); }; });
+}
+
+}  // namespace pdsim
