@@ -154,7 +154,7 @@ Json summarize(const RunResult& run, const RunContext& context, const Trace& tra
   std::uint64_t injected = 0;
   std::vector<const RequestRecord*> completed;  // and counted
   std::uint64_t counted = 0, met = 0, all_met = 0;
-  std::int64_t local_hits = 0, remote_hits = 0, prompts = 0, recomputed = 0, preemptions = 0, retries = 0;
+  std::int64_t local_hits = 0, remote_hits = 0, prompts = 0, recomputed = 0, preemptions = 0;
   double prompt_tokens = 0, output_tokens = 0;
   Nanos first_arrival = kNever, last_end = 0;
   std::map<std::string, std::uint64_t> reuse;
@@ -168,7 +168,6 @@ Json summarize(const RunResult& run, const RunContext& context, const Trace& tra
     }
     preemptions += r.preemptions;
     recomputed += r.recomputed_tokens;
-    retries += r.retries;
     if (r.reuse != Reuse::none) ++reuse[std::string(kReuseNames[static_cast<std::size_t>(r.reuse)])];
     first_arrival = std::min(first_arrival, r.arrival);
     if (r.status == RequestStatus::completed) {
@@ -212,7 +211,7 @@ Json summarize(const RunResult& run, const RunContext& context, const Trace& tra
   s["seed"] = context.seed;
   s["status"] = kRunStatusNames[static_cast<std::size_t>(run.status)];
   s["requests"] = {{"injected", injected}};
-  for (const std::size_t i : {1, 2, 3, 4, 0}) s["requests"][std::string(kStatusNames[i])] = by_status[i];
+  for (const std::size_t i : {1u, 2u, 3u, 4u, 0u}) s["requests"][std::string(kStatusNames[i])] = by_status[i];
   s["requests"]["by_reason"] = by_reason;
   s["latency_ms"] = {
       {"ttft", to_json(over(with_token, [](auto& r) { return to_ms(r.first_token - r.arrival); }))},

@@ -56,7 +56,7 @@ double efficiency(const Fabric& fabric, Op op, Bytes bytes);
 
 /// Descriptors of this size and more are split evenly over the rails of their GPU; smaller ones go whole
 /// to one rail, in turn (NIXL libfabric's striping threshold).
-inline constexpr Bytes kStripingThreshold = 128 * 1024;
+inline constexpr Bytes kStripingThreshold = Bytes{128} * 1024;
 
 /// The size of the wire operations that a descriptor becomes. Requires descriptor >= 1, rails >= 1.
 inline Bytes wire_operation_bytes(Bytes descriptor, std::int32_t rails) {

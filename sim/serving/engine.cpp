@@ -53,7 +53,6 @@ void Engine::loaded(SeqId id, std::int32_t tokens, Sequences& sequences) {
   s.remote = false;
   s.computed = std::min(tokens, s.known - 1);  // the last token is always computed here
   stuck_ = false;
-  pool_.publish(s.table, s.computed / limits_.block_size);
 }
 
 void Engine::release(SeqId id, Sequences& sequences) {
@@ -284,7 +283,8 @@ bool Engine::begin(Nanos now, Sequences& sequences) {
     has_next_ = false;
     return true;
   }
-  return schedule(now, current(), sequences);
+  // A step that preempts admits nobody. If that leaves it empty, vLLM's loop comes round again at once.
+  return schedule(now, current(), sequences) || (!stuck_ && schedule(now, current(), sequences));
 }
 
 void Engine::count_step(const StepShape& shape, const StepTime& time) {

@@ -135,7 +135,7 @@ class Engine {
     waiting_.push_back(seq);
     fresh_.push_back(seq);
   }
-  /// A loading sequence's KV is here: `tokens` of its prompt. Blocks with an identity become cached.
+  /// A loading sequence's KV is here: `tokens` of its prompt. Its blocks become cached when it is scheduled.
   void loaded(SeqId seq, std::int32_t tokens, Sequences& sequences);
   /// Gives back the blocks of a finished (or abandoned) sequence.
   void release(SeqId seq, Sequences& sequences);

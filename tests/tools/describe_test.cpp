@@ -362,21 +362,21 @@ void conform(const ordered_json& value, ordered_json schema, const ordered_json&
 }
 
 TEST(Schemas, DocumentsConform) {
-  const auto check = [](const std::string& name, const std::string& arguments, bool closed = true) {
+  const auto check = [](const std::string& name, const std::string& arguments) {
     SCOPED_TRACE(name + ": " + arguments);
     const Ran schema = run("schema " + name), doc = run(arguments);
     ASSERT_EQ(schema.status, 0) << schema.err;
     ASSERT_EQ(doc.status, 0) << doc.err;
     const ordered_json root = ordered_json::parse(schema.out);
     EXPECT_EQ(root["$id"], "pdsim." + name + "/1");
-    conform(ordered_json::parse(doc.out), root, root, closed);
+    conform(ordered_json::parse(doc.out), root, root, true);
   };
   for (const std::string& path : shipped()) check("describe", "describe --json '" + path + "'");
   check("describe", "describe --json '" + kPair + "' --set model=gpt-oss-120b --set weights_dtype=mxfp4");
   check("describe", "describe --json '" + kPair + "' --set pools.1.instance=p5.48xlarge");
   check("cost", "cost gemm --gpu h200 m=64 n=8192 k=8192 dtype=bf16 --json");
   check("cost", "cost step --gpu h200 model=qwen3-32b tp=4 batch=64 context=4096 --json");
-  check("summary", "replay --json --quiet '" + kScenarios + "quickstart.json'", false);
+  check("summary", "replay --json --quiet '" + kScenarios + "quickstart.json'");
   check("trace-stats",
         "trace stats --quiet --json --format mooncake '" PDSIM_SOURCE_DIR "/traces/samples/short.jsonl'");
 }

@@ -19,10 +19,8 @@
 #include <string_view>
 #include <vector>
 
-#include "sim/cluster/deployment.hpp"
+#include "sim/cluster/pull_plan.hpp"
 #include "sim/core/error.hpp"
-#include "sim/network/network.hpp"
-#include "sim/transfer/pull.hpp"
 #include "tools/pdsim/commands.hpp"
 #include "tools/pdsim/workload.hpp"
 
@@ -244,28 +242,20 @@ Json pool_json(const PoolPlan& pool, const ModelSpec& model) {
   };
 }
 
-const WorkerPlan& first_worker(const Deployment& d, std::size_t pool) {
-  return *std::ranges::find(d.workers, static_cast<std::int32_t>(pool), &WorkerPlan::pool);
+std::uint32_t first_worker(const Deployment& d, std::size_t pool) {
+  const auto found = std::ranges::find(d.workers, static_cast<std::int32_t>(pool), &WorkerPlan::pool);
+  return static_cast<std::uint32_t>(found - d.workers.begin());
 }
 
 // One pull of `blocks` blocks in `runs` runs over links that nothing else uses, as the cluster runs it.
-Json pull_json(const Deployment& d, const TransferConfig& t, const WorkerPlan& from, const WorkerPlan& to,
-               const PullLayout& layout, std::int32_t blocks, std::int32_t runs) {
-  const Route path = route(d.topology, from.gpus[0], to.gpus[0]);
-  const bool local = path.transport == Transport::local;
-  constexpr const TransferBackend& kWithinNode = kTransferBackends[1];  // as in the cluster
-  const Nanos fixed = local ? kWithinNode.post_fixed : t.post_fixed;
-  const Nanos each = local ? kWithinNode.post_per_descriptor : t.post_per_descriptor;
-  const std::int64_t n = descriptors(layout, runs, blocks);
-  const Nanos posting = posting_time(layout, fixed, each, n);
-  const double rank_bytes = blocks * d.pools[index(to.pool)].engine.block_size * layout.bytes_per_token;
-  const double descriptor_bytes = rank_bytes / static_cast<double>(n);
-
+Json pull_json(const Deployment& d, const PullPlan& plan, std::uint32_t reads_from, std::uint32_t reads_to,
+               std::int32_t runs) {
+  const WorkerPlan &from = d.workers[reads_from], &to = d.workers[reads_to];
+  const PullLayout& layout = plan.layout;
   FlowRequest flow;
-  flow.bytes = static_cast<Bytes>(rank_bytes / layout.sources);
-  flow.operation_bytes = wire_operation_bytes(std::max<Bytes>(1, static_cast<Bytes>(descriptor_bytes)),
-                                              local ? 1 : d.topology.rails[index(to.gpus[0])]);
-  if (each > 0) flow.rate_cap = descriptor_bytes / static_cast<double>(each);
+  flow.bytes = plan.part_bytes;
+  flow.operation_bytes = plan.operation_bytes;
+  flow.rate_cap = plan.rate_cap;
   Network network(d.topology);
   std::vector<Completion> done;
   Nanos now = 0;
@@ -275,7 +265,7 @@ Json pull_json(const Deployment& d, const TransferConfig& t, const WorkerPlan& f
     }
   };
   for (std::int32_t source = 0; source < layout.sources; ++source) {
-    const Nanos start = source * (posting / layout.sources) + fixed;
+    const Nanos start = plan.flow_start(source);
     run_until(start);
     now = start;
     for (std::int32_t rank = 0; rank < layout.ranks; ++rank) {
@@ -287,16 +277,17 @@ Json pull_json(const Deployment& d, const TransferConfig& t, const WorkerPlan& f
     }
   }
   run_until(kNever - 1);
-  const Nanos landed = std::max(now + 2 * path.latency, posting);  // a READ's request travels before its data
+  const Nanos landed = std::max(now + plan.latency, plan.posting);
 
+  const Route path = route(d.topology, from.gpus[0], to.gpus[0]);
   const Fabric* fabric = d.topology.links[index(path.link[0])].fabric;
   return {{"runs", runs},
-          {"descriptors_per_gpu", n},
-          {"descriptor_bytes", descriptor_bytes},
+          {"descriptors_per_gpu", plan.descriptors},
+          {"descriptor_bytes", plan.descriptor_bytes},
           {"wire_operation_bytes", flow.operation_bytes},
           {"read_efficiency", efficiency(*fabric, Op::read, flow.operation_bytes)},
-          {"post_us", us(posting)},
-          {"wire_us", us(landed - posting)},  // what lasts beyond posting
+          {"post_us", us(plan.posting)},
+          {"wire_us", us(landed - plan.posting)},  // what lasts beyond posting
           {"total_us", us(landed)}};
 }
 
@@ -309,14 +300,13 @@ Json hand_overs_json(const Deployment& d, const TransferConfig& t) {
     for (std::size_t q = 0; q < d.pools.size(); ++q) {
       const PoolPlan &from = d.pools[p], &to = d.pools[q];
       if (from.role != Role::prefill || to.role != Role::decode) continue;
-      const PullLayout layout =
-          pull_layout(d.model.latent > 0 ? 0 : d.model.kv_heads, from.parallelism.tensor,
-                      to.parallelism.tensor, to.footprint.kv_regions, to.footprint.kv_bytes_per_token);
+      const PullLayout layout = layout_between(d, p, q);
       const auto tokens = static_cast<std::int32_t>(
           std::min<std::int64_t>({kTypicalTokens, longest_request(from), longest_request(to)}));
       const std::int32_t blocks = (tokens + to.engine.block_size - 1) / to.engine.block_size;
       const auto pull = [&](std::int32_t runs) {
-        return pull_json(d, t, first_worker(d, p), first_worker(d, q), layout, blocks, runs);
+        const std::uint32_t reads_from = first_worker(d, p), reads_to = first_worker(d, q);
+        return pull_json(d, plan_pull(d, t, reads_from, reads_to, blocks, runs), reads_from, reads_to, runs);
       };
       list.push_back({{"from", from.name},
                       {"to", to.name},
@@ -482,20 +472,6 @@ Json document(const ReplayOptions& options, const std::string& path) {
 
   Json scenario = Json::parse(loaded.in_force), origins = Json::object();
   for (const auto& [pointer, from] : loaded.origins) origins[pointer] = from;
-  if (!options.prices.empty()) {  // of the file, what this scenario's instances cost
-    Json prices = Json::object();
-    for (const PoolPlan& pool : d.pools) {
-      if (pool.instance == nullptr) continue;
-      const auto own = s.pricing.usd_per_hour.find(pool.instance->name);
-      if (own != s.pricing.usd_per_hour.end()) prices[own->first] = own->second;
-    }
-    const bool inside = scenario["pricing"]["plan"].is_object();
-    const std::string pointer = inside ? "/pricing/plan/usd_per_hour" : "/pricing/usd_per_hour";
-    if (!prices.empty()) {
-      scenario[Json::json_pointer(pointer)] = prices;
-      origins[pointer] = "--prices";
-    }
-  }
 
   Json pools = Json::array();
   for (const PoolPlan& pool : d.pools) pools.push_back(pool_json(pool, d.model));

@@ -46,7 +46,8 @@ int fit(const FitOptions& options) {
   for (const Curve& curve : profile.curves) {
     const Accuracy& e = curve.error;
     report += fmt::format("{:<36} {:>7} {:>9} {:>9.1f} {:>9.1f} {:>+9.1f}\n", describe(curve), curve.rows,
-                          curve.in_sample ? "none" : fmt::format("{}", e.rows), 100 * e.median_ape, 100 * e.p90_ape, 100 * e.bias);
+                          curve.in_sample ? "none" : fmt::format("{}", e.rows), 100 * e.median_ape,
+                          100 * e.p90_ape, 100 * e.bias);
   }
   fmt::print(to_stdout ? stderr : stdout, "{}", report);
   if (to_stdout) fmt::print("{}", text);

@@ -17,8 +17,9 @@ namespace pdsim {
 
 namespace {
 
-// A file of one's own prices: {"p5en.48xlarge": 41.5, ...}, USD per hour of a whole instance.
-void apply_prices(const std::string& path, PricingConfig& pricing) {
+// A file of one's own prices: {"p5en.48xlarge": 41.5, ...}, USD per hour of a whole instance. Those of the
+// scenario's instances join the scenario in force.
+void apply_prices(const std::string& path, LoadedScenario& loaded) {
   std::ifstream file(path);
   if (!file) throw InputError(path, "cannot be read; expected a JSON object of instance: USD per hour");
   nlohmann::json prices;
@@ -34,8 +35,22 @@ void apply_prices(const std::string& path, PricingConfig& pricing) {
     if (!usd.is_number() || usd.get<double>() < 0) {
       throw InputError(at, fmt::format("is {}, expected USD per hour, at least 0", usd.dump()));
     }
-    pricing.usd_per_hour[instance] = usd.get<double>();
+    loaded.scenario.pricing.usd_per_hour[instance] = usd.get<double>();
   }
+
+  auto in_force = nlohmann::ordered_json::parse(loaded.in_force);
+  const bool inside = in_force["pricing"]["plan"].is_object();
+  const std::string pointer = inside ? "/pricing/plan/usd_per_hour" : "/pricing/usd_per_hour";
+  nlohmann::ordered_json own = nlohmann::ordered_json::object();
+  for (const PoolConfig& pool : loaded.scenario.pools) {
+    const auto found = loaded.scenario.pricing.usd_per_hour.find(pool.instance);
+    if (found != loaded.scenario.pricing.usd_per_hour.end()) own[found->first] = found->second;
+  }
+  if (own.empty()) return;
+  in_force[nlohmann::ordered_json::json_pointer(pointer)] = own;
+  loaded.in_force = in_force.dump(2);
+  std::erase_if(loaded.origins, [&](const auto& origin) { return origin.first.starts_with(pointer); });
+  loaded.origins.emplace_back(pointer, "--prices");
 }
 
 }  // namespace
@@ -61,7 +76,7 @@ LoadedScenario load_scenario_for(const std::string& path, const ReplayOptions& o
   overrides.format = options.format;
   overrides.seed = options.seed;
   LoadedScenario loaded = load_scenario(path, options.sets, overrides);
-  if (!options.prices.empty()) apply_prices(options.prices, loaded.scenario.pricing);
+  if (!options.prices.empty()) apply_prices(options.prices, loaded);
   check_simulated(loaded);
   return loaded;
 }
