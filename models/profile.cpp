@@ -11,6 +11,7 @@
 #include "models/data.hpp"
 #include "models/json.hpp"
 #include "sim/core/error.hpp"
+#include "sim/core/math.hpp"
 
 namespace pdsim {
 namespace {
@@ -78,7 +79,7 @@ std::span<const Dtype> stand_ins(Dtype dtype) {
 }
 
 double log_distance(double a, double b) {
-  return std::abs(std::log(std::max(a, 1.0) / std::max(b, 1.0)));
+  return std::abs(math::log(std::max(a, 1.0) / std::max(b, 1.0)));
 }
 
 }  // namespace

@@ -210,7 +210,7 @@ TEST(Modes, RandomClusters) {
     sets = with(sets, engine(scenario, "block_size", block));
     sets = with(sets, engine(scenario, "num_gpu_blocks_override", std::to_string(blocks)));
     sets = with(sets, engine(scenario, "enable_prefix_caching", pick({"true", "true", "false"})));
-    sets = with(sets, engine(scenario, "max_num_seqs", pick({"2", "16", "256"})));
+    sets = with(sets, engine(scenario, "max_num_seqs", pick({"1", "2", "16", "256"})));
     sets = with(sets, engine(scenario, "max_num_batched_tokens", pick({"256", "1024", "8192"})));
     if (!colocated) {
       const std::string prefill_tp = pick({"1", "1", "2", "4"}), decode_tp = pick({"1", "1", "2", "4"});

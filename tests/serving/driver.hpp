@@ -22,13 +22,15 @@ struct LinearClock {
   Nanos base = 100;
   Nanos per_token = 0, per_request = 0, per_context = 0, per_window_context = 0, per_pair = 0,
         per_window_pair = 0;
+  Nanos wobble = 0;  ///< up to twice this more, by context: a longer context is not always a longer step
   std::int32_t window = 0;
 
   StepTime time(const StepShape& s) const {
     return {base + per_token * s.tokens() + per_request * (s.decode_requests + s.prefill_requests) +
                 per_context * (s.decode_context + s.prefill_context) +
                 per_window_context * (s.decode_window_context + s.prefill_window_context) +
-                per_pair * s.prefill_pairs + per_window_pair * s.prefill_window_pairs,
+                per_pair * s.prefill_pairs + per_window_pair * s.prefill_window_pairs +
+                wobble * (s.decode_context % 3),
             s.decode_context % 3 == 1};
   }
   StepClock clock() const {

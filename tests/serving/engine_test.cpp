@@ -240,6 +240,22 @@ TEST(Preemption, NobodyIsAdmittedInAStepThatPreempts) {
   EXPECT_EQ(text(d.steps[6]), "B1* A1*");
 }
 
+// One slot, four blocks: A has loaded and holds two, B runs, outgrows the other two and preempts itself. The
+// step is empty and nothing will be heard; A must get the slot at once, and B go on after it.
+TEST(Preemption, WhoPreemptsItselfMakesWayForWhoHasLoaded) {
+  for (const bool async : {false, true}) {
+    Driver d(limits_of(4, 1, 64, async), LinearClock{}, 4, false);
+    d.arrive(0, 8, 1);
+    d.sequences[0].remote = true;
+    d.fates[0].wire = 10;
+    d.arrive(0, 4, 8);
+    d.run();
+    EXPECT_EQ(d.sequences[1].preemptions, 1);
+    EXPECT_EQ(d.fates[0].finish, 6 * kStep);
+    EXPECT_GT(d.fates[1].finish, d.fates[0].finish);
+  }
+}
+
 // With async scheduling a sequence can lose its blocks while its last token is being sampled: it ends,
 // and does not come back.
 TEST(Preemption, ALastTokenInFlightStillCounts) {
@@ -699,6 +715,7 @@ World random_world(std::uint64_t seed) {
   w.clock.per_context = below(3);
   w.clock.per_window_context = below(3);
   w.clock.per_window_pair = below(2);
+  w.clock.wobble = r.below(2) == 0 ? 0 : below(200);
   w.clock.window = r.below(2) == 0 ? 0 : 1 + below(50);
   w.caching = r.below(4) != 0;
   const std::int32_t longest_prompt = 1 + below(50), longest_output = 1 + below(120);

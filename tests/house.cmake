@@ -1,0 +1,1 @@
+pdsim_test(house LIBRARIES)
