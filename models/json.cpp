@@ -15,7 +15,9 @@ using nlohmann::json;
 
 json read_json(const std::filesystem::path& file) {
   std::ifstream stream(file, std::ios::binary);
-  if (!stream) throw InputError(file.string(), "cannot be opened for reading");
+  if (!stream || std::filesystem::is_directory(file)) {
+    throw InputError(file.string(), "cannot be opened for reading; expected a JSON file");
+  }
   const std::string text((std::istreambuf_iterator<char>(stream)), std::istreambuf_iterator<char>());
   if (text.starts_with("version https://git-lfs")) {
     throw InputError(file.string(), "is a Git LFS pointer, not the file itself (run `git lfs pull`)");
@@ -28,6 +30,8 @@ json read_json(const std::filesystem::path& file) {
     const std::size_t reason = what.find(": ");
     throw InputError(fmt::format("{}:{}", file.string(), 1 + std::count(text.begin(), end, '\n')),
                      fmt::format("is not valid JSON: {}", what.substr(reason + 2)));
+  } catch (const json::exception& error) {  // a number that no double holds
+    throw InputError(file.string(), fmt::format("is not usable JSON: {}", error.what()));
   }
 }
 

@@ -12,6 +12,7 @@
 #include "models/json.hpp"
 #include "sim/core/error.hpp"
 #include "sim/core/math.hpp"
+#include "sim/core/sha256.hpp"
 
 namespace pdsim {
 namespace {
@@ -226,9 +227,10 @@ Profile load_profile(std::string_view name_or_path, std::string_view place) {
     if (!std::filesystem::exists(file)) {
       const std::vector<std::string> names = profile_names();
       const std::vector<std::string_view> views(names.begin(), names.end());
-      throw InputError(
-          place, fmt::format("no kernel profile '{}'{}: there are {}; 'pdsim fit' makes one from tables",
-                             name_or_path, did_you_mean(name_or_path, views), fmt::join(names, ", ")));
+      throw InputError(place,
+                       fmt::format("no kernel profile '{}'{}: there are {}; a scenario's gpu_profile names "
+                                   "one, 'pdsim fit' makes one from tables",
+                                   name_or_path, did_you_mean(name_or_path, views), fmt::join(names, ", ")));
     }
   }
   const nlohmann::json document = read_json(file);
@@ -238,6 +240,7 @@ Profile load_profile(std::string_view name_or_path, std::string_view place) {
       json, {"schema", "name", "gpu", "device", "software", "date", "source", "license", "sms", "curves"});
   if (json.text("schema") != kSchema) json.reject("schema", fmt::format("expected '{}'", kSchema));
   Profile profile;
+  profile.sha256 = sha256_hex(document.dump());
   profile.name = json.text("name");
   profile.gpu = json.text("gpu");
   profile.device = json.text_or("device", "");

@@ -72,6 +72,7 @@ struct Profile {
   std::string device;    ///< as the driver called it
   std::string software;  ///< whose kernels, which version
   std::string date, source, license;
+  std::string sha256;  ///< of the file
   std::int32_t sms = 0;
   std::vector<Curve> curves;
 };

@@ -325,26 +325,32 @@ Work StepModel::work(const StepTotals& totals) const {
   const auto mean = [&](std::int64_t total) { return static_cast<double>(total) / steps; };
   const double decode = mean(totals.decode_requests), prefill = mean(totals.prefill_tokens);
   for (const Part& part : *parts_) {
-    const auto add = [&](const KernelWork& work) {  // of one launch in the mean step
-      sum.flops += part.op.count * steps / stages_ * work.flops;
-      sum.hbm_bytes += part.op.count * steps / stages_ * work.bytes;
+    const auto add = [&](double launching_steps, const KernelWork& work) {  // of one launch in their mean
+      sum.flops += part.op.count * launching_steps / stages_ * work.flops;
+      sum.hbm_bytes += part.op.count * launching_steps / stages_ * work.bytes;
     };
-    const double rows = part.op.sampled_rows ? mean(totals.sampled_requests) : decode + prefill;
     if (part.attention >= 0) {
       const bool window = part.op.window > 0;
       const double context = mean(window ? totals.decode_window_context : totals.decode_context);
-      if (decode > 0) add(part.decode_work.work({decode, context, context}));
+      if (decode > 0) add(steps, part.decode_work.work({decode, context, context}));
       if (prefill > 0) {
-        add(part.prefill_work.work({prefill,
-                                    mean(window ? totals.prefill_window_pairs : totals.prefill_pairs),
-                                    mean(window ? totals.prefill_window_context : totals.prefill_context)}));
+        add(steps, part.prefill_work.work(
+                       {prefill, mean(window ? totals.prefill_window_pairs : totals.prefill_pairs),
+                        mean(window ? totals.prefill_window_context : totals.prefill_context)}));
       }
+    } else if (part.op.kind == OpKind::gemm && part.op.sampled_rows) {
+      const auto sampling = static_cast<double>(totals.sampling_steps);
+      if (sampling > 0)
+        add(sampling, gemm_work(part.gemm(static_cast<double>(totals.sampled_requests) / sampling)));
     } else if (part.op.kind == OpKind::gemm) {
-      add(gemm_work(part.gemm(rows)));
+      add(steps, gemm_work(part.gemm(decode + prefill)));
     } else if (part.op.kind == OpKind::moe) {
-      add(moe_work(part.moe(rows)));
+      for (std::size_t tokens = 1; tokens < totals.steps_of_tokens.size(); ++tokens) {
+        const std::int64_t n = totals.steps_of_tokens[tokens];
+        if (n > 0) add(static_cast<double>(n), moe_work(part.moe(static_cast<double>(tokens))));
+      }
     } else if (part.op.kind == OpKind::elementwise) {
-      add({0, part.bytes(rows)});
+      add(steps, {0, part.bytes(part.op.sampled_rows ? mean(totals.sampled_requests) : decode + prefill)});
     }
   }
   return sum;

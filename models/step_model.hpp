@@ -36,6 +36,20 @@ struct StepShape {
   std::int32_t tokens() const { return decode_requests + prefill_tokens; }
 };
 
+/// Pairs (query, key) inside a sliding window: n queries after p tokens, query i sees min(p + i, window)
+/// keys, itself included. Requires window >= 1.
+inline std::int64_t window_pairs(std::int64_t p, std::int64_t n, std::int64_t window) {
+  const std::int64_t growing = window <= p      ? 0
+                               : window - p < n ? window - p
+                                                : n;  // these see all before them
+  return growing * p + growing * (growing + 1) / 2 + (n - growing) * window;
+}
+
+/// Keys that those n queries read together: the last window - 1 of the p before them, and their own.
+inline std::int64_t window_context(std::int64_t p, std::int64_t n, std::int64_t window) {
+  return (p < window - 1 ? p : window - 1) + n;
+}
+
 struct StepTime {
   Nanos ns = 0;
   bool extrapolated = false;  ///< operators outside what their curves were fitted on take over a tenth of it
@@ -44,6 +58,8 @@ struct StepTime {
 /// Sums of StepShape over many steps, for utilisation at the end of a run.
 struct StepTotals {
   std::int64_t steps = 0;
+  std::int64_t sampling_steps = 0;            ///< those that sampled anything
+  std::vector<std::int64_t> steps_of_tokens;  ///< how many steps had this many tokens
   std::int64_t decode_requests = 0;
   std::int64_t prefill_tokens = 0;
   std::int64_t sampled_requests = 0;
@@ -92,8 +108,8 @@ class StepModel {
   /// and sampled_requests to be at most max_num_batched_tokens. O(1), no allocation: 20 to 35 ns.
   StepTime time(const StepShape& shape) const;
 
-  /// The work of many steps on one GPU (the mean one of a pipeline): that of the mean step, times the
-  /// steps. Exact but for experts, whose weights are read as the mean number of tokens reads them.
+  /// The work of many steps on one GPU (the mean one of a pipeline). Exact: experts, of which a step reads
+  /// those that its tokens meet, are summed over the steps of each size. O(operators x sizes).
   Work work(const StepTotals& totals) const;
 
   /// The terms that time() adds up, in the order of a layer. For people: allocates.

@@ -252,7 +252,7 @@ Trace synthetic_trace(const SyntheticWorkload& w, std::int32_t block_size, std::
   const auto least = [&](std::int32_t most) {
     return static_cast<std::int32_t>(std::ceil(w.range_ratio * most));
   };
-  require(w.shared_prefix >= 0 && w.shared_prefix < least(w.isl) + (w.shared_prefix == 0),
+  require(w.shared_prefix >= 0 && (w.shared_prefix == 0 || w.shared_prefix < least(w.isl)),
           "synthetic: shared_prefix", w.shared_prefix,
           fmt::format("below the shortest prompt ({} tokens)", least(w.isl)));
   require(block_size >= 1, "synthetic: block_size", block_size, "at least 1 token");

@@ -40,7 +40,7 @@ Simulation::Simulation(const Deployment& deployment, const Scenario& scenario, c
     limits.step_by_step = pool.engine.step_by_step;
     engines_.emplace_back(limits, clock_of(*pool.step_model, d_.model.window), pool.blocks,
                           pool.engine.enable_prefix_caching, policy_.uses_cache);
-    workers_[w].contacts.resize(n);
+    if (pool.role == Role::decode) workers_[w].contacts.resize(n);
     if (pool.role != Role::decode) prefill_workers_.push_back(w);
     if (pool.role != Role::prefill) decode_workers_.push_back(w);
   }
@@ -62,9 +62,12 @@ RunResult Simulation::run() {
   } else {
     push_arrivals();
   }
+  // Longer than anything that could still free or bring something.
+  stall_after_ = std::max({kStallAfter, 2 * s_.transfer.kv_lease_duration, 2 * s_.transfer.handshake,
+                           2 * s_.router.hop, 2 * s_.transfer.notification});
   const std::uint64_t total = trace_.requests.size();
   while (done_ < total) {
-    if (queue_.empty() || now() > last_progress_ + kStallAfter) {
+    if (queue_.empty() || (in_flight_ > 0 && now() > last_progress_ + stall_after_)) {
       result_.stall = who_waits();
       return report(RunStatus::stalled);
     }
@@ -119,13 +122,15 @@ RunResult Simulation::run() {
   return report(RunStatus::finished);
 }
 
-// All arrivals of the next instant at once, so that ties between them are the queue's to order.
+// All arrivals of the next instant at once, so that ties between them are the queue's to order. Time zero is
+// the first arrival, whatever epoch a trace counts from.
 void Simulation::push_arrivals() {
   const std::size_t n = trace_.requests.size();
   if (next_arrival_ == n) return;
   const Nanos time = trace_.requests[next_arrival_].arrival;
   while (next_arrival_ < n && trace_.requests[next_arrival_].arrival == time) {
-    queue_.push(time, Phase::arrival, kArrival, static_cast<std::uint32_t>(next_arrival_), 0, 0);
+    queue_.push(time - trace_.requests.front().arrival, Phase::arrival, kArrival,
+                static_cast<std::uint32_t>(next_arrival_), 0, 0);
     ++next_arrival_;
   }
 }
@@ -214,7 +219,7 @@ void Simulation::on_arrival(std::uint32_t request) {
   std::uint32_t prefill = kNoWorker, decode = kNoWorker;
   route(request, prefill, decode);
   record.prefill_worker = prefill;
-  record.decode_worker = decode;
+  record.decode_worker = d_.disaggregated && r.output_tokens == 0 ? kNoWorker : decode;
   queue_.push(now() + s_.router.hop, Phase::arrival, kDeliver, request, 0, prefill);
 }
 
@@ -234,11 +239,6 @@ void Simulation::read_cache_events() {
   }
 }
 
-std::uint32_t Simulation::choose(RouterView& view, const std::vector<std::uint32_t>& candidates,
-                                 RouterState& state) {
-  return policy_.choose(view, candidates, state, routing_random_);
-}
-
 // Decode is chosen first, then whether and where to prefill.
 void Simulation::route(std::uint32_t request, std::uint32_t& prefill, std::uint32_t& decode) {
   const Request& r = trace_.requests[request];
@@ -248,7 +248,6 @@ void Simulation::route(std::uint32_t request, std::uint32_t& prefill, std::uint3
   view.prompt_tokens = r.prompt_tokens;
   view.session = r.session < 0 ? 0 : static_cast<std::uint64_t>(r.session) + 1;
   view.load_weight = s_.router.load_weight;
-  view.decode = d_.disaggregated;
   const std::int32_t block = d_.pools[0].engine.block_size;
   if (policy_.uses_cache) {
     read_cache_events();
@@ -256,17 +255,16 @@ void Simulation::route(std::uint32_t request, std::uint32_t& prefill, std::uint3
     cache_view_.match(identity_, (r.prompt_tokens - 1) / block, hit_tokens_);
     for (std::int32_t& blocks : hit_tokens_) blocks *= block;
   }
-  decode = choose(view, decode_candidates_, decode_turns_);
+  decode = policy_.choose(view, decode_candidates_, decode_turns_, routing_random_);
   prefill = decode;
   if (d_.disaggregated && r.output_tokens > 0) {
     const std::int32_t lacking = r.prompt_tokens - (policy_.uses_cache ? hit_tokens_[decode] : 0);
     if (lacking >= s_.router.local_prefill_threshold) {
-      view.decode = false;
-      prefill = choose(view, prefill_candidates_, prefill_turns_);
+      prefill = policy_.choose(view, prefill_candidates_, prefill_turns_, routing_random_);
     }
   } else if (d_.disaggregated) {
-    view.decode = false;
-    prefill = choose(view, prefill_candidates_, prefill_turns_);  // nothing to decode: it ends there
+    prefill = policy_.choose(view, prefill_candidates_, prefill_turns_,
+                             routing_random_);  // nothing to decode: it ends there
     decode = prefill;
   }
   const std::int32_t to_compute = r.prompt_tokens - (policy_.uses_cache ? hit_tokens_[prefill] : 0);
@@ -321,7 +319,8 @@ void Simulation::finish(std::uint32_t request, RequestStatus status, Reason reas
   ++done_;
   last_progress_ = result_.end = now();
   if (closed_ && next_arrival_ < trace_.requests.size()) {
-    queue_.push(now(), Phase::arrival, kArrival, static_cast<std::uint32_t>(next_arrival_++), 0, 0);
+    // A nanosecond later: nobody may hear of this while others decide at this instant.
+    queue_.push(now() + 1, Phase::arrival, kArrival, static_cast<std::uint32_t>(next_arrival_++), 0, 0);
   }
 }
 
@@ -378,8 +377,10 @@ void Simulation::take_outputs(std::uint32_t worker) {
   engines_[worker].finish_step(now(), sequences_, outcome_, result_.gaps);
   for (const SeqId id : outcome_.first_tokens) {
     RequestRecord& record = result_.requests[sequences_[id].request];
-    // A preemption before the first token computes the prompt here: that is prefill.
-    const bool loaded = legs_[id].handed_over && sequences_[id].preemptions == 0;
+    // A decode worker that computes more than a prompt's tail itself (it lost or never got the KV) prefills.
+    const Sequence& s = sequences_[id];
+    const bool tail = s.load_tokens > 0 || s.prompt - s.hit_tokens <= engines_[worker].limits().block_size;
+    const bool loaded = legs_[id].handed_over && s.preemptions == 0 && tail;
     record.charge(loaded ? Stage::first_token : Stage::prefill, now());
     record.first_token = now();
     last_progress_ = now();
@@ -424,9 +425,13 @@ void Simulation::start_step(std::uint32_t worker) {
     outcome_.started.clear();
     engine.launch(now(), delay, pool_of(worker).engine.idle_step, sequences_, outcome_);
     for (const SeqId id : outcome_.started) {
+      RequestRecord& record = result_.requests[sequences_[id].request];
       if (!legs_[id].handed_over) {
-        result_.requests[sequences_[id].request].charge(Stage::prefill_queue, now());
+        record.charge(Stage::prefill_queue, now());
+        continue;
       }
+      record.charge(Stage::decode_admission, engine.current().scheduled);  // a slot, once its KV was here
+      if (sequences_[id].load_tokens > 0) settle_held(id);
     }
     state.mode = Mode::stepping;
     last_progress_ = now();
@@ -459,6 +464,11 @@ void check_simulated(const LoadedScenario& loaded) {
   const auto check_transfer = [&](const TransferConfig& t, const std::string& at) {
     if (t.mode != TransferMode::pull) refuse(at + "/mode", "a transfer mode other than pull");
     if (t.bidirectional) refuse(at + "/bidirectional", "bidirectional transfer");
+    const TransferConfig defaults;
+    if (t.num_threads != defaults.num_threads) refuse(at + "/num_threads", "posting by several threads");
+    if (t.enforce_handshake_compat != defaults.enforce_handshake_compat) {
+      refuse(at + "/enforce_handshake_compat", "a handshake between unlike workers");
+    }
     if (t.background_receiver || t.seed_first_token || t.fast_kv_dispatch || t.fast_kv_notify ||
         t.enable_cross_layers_blocks) {
       refuse(at, "an option of the transfer that vLLM has not released, or another block layout,");

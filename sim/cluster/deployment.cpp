@@ -4,7 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <set>
+#include <map>
 
 #include "models/profile.hpp"
 #include "sim/core/error.hpp"
@@ -106,24 +106,28 @@ void size_memory(const LoadedScenario& loaded, std::size_t index, Deployment& d)
   pool.blocks = static_cast<std::int32_t>(std::min(blocks, 2e9)) - 1;
 }
 
-NodeSpec node_spec(const LoadedScenario& loaded, const PoolPlan& pool, std::size_t pool_index,
-                   std::size_t number) {
+// Colocated pools hand nothing over: a node without a known network is fine there.
+NodeSpec node_spec(const LoadedScenario& loaded, const PoolPlan& pool, std::size_t number,
+                   bool disaggregated) {
   const Instance* instance = pool.instance != nullptr ? pool.instance : instance_with(pool.gpu->name);
   NodeSpec node;
   node.name = fmt::format("node{}", number);
   node.gpus = pool.instance != nullptr ? pool.instance->gpus : kGpusOfANode;
   node.nvlink_rate = pool.gpu->nvlink_bytes_per_ns;
   node.pcie_rate = pool.gpu->pcie_bytes_per_ns;
-  if (instance != nullptr) {
+  const std::string_view fabric = loaded.scenario.network.fabric;
+  const bool known = instance != nullptr && (fabric != "efa" || instance->efa_version > 0);
+  if (!known && disaggregated) {
+    throw InputError(
+        loaded.place("/network/fabric"),
+        fmt::format("is '{}', but no source states the EFA generation of {}; expected 'roce' or 'tcp', or "
+                    "pools on an instance with EFA",
+                    fabric, instance != nullptr ? instance->name : pool.gpu->name));
+  }
+  if (known) {
     node.nics = instance->nics;
     node.nic_rate = instance->nic_bytes_per_ns();
-    if (node.nics > 0) {
-      const std::string_view fabric = loaded.scenario.network.fabric;
-      node.fabric = &find_fabric(fabric, instance->efa_version,
-                                 loaded.place(instance->efa_version > 0 || fabric != "efa"
-                                                  ? "/network/fabric"
-                                                  : fmt::format("/pools/{}/instance", pool_index)));
-    }
+    node.fabric = &find_fabric(fabric, instance->efa_version, loaded.place("/network/fabric"));
   }
   return node;
 }
@@ -225,7 +229,7 @@ void place(const LoadedScenario& loaded, Deployment& d) {
   for (std::size_t n = 0; n < places.pool_of_node.size(); ++n) {
     const auto p = static_cast<std::size_t>(places.pool_of_node[n]);
     const PoolPlan& pool = d.pools[p];
-    nodes.push_back(node_spec(loaded, pool, p, n));
+    nodes.push_back(node_spec(loaded, pool, n, d.disaggregated));
     NodePlan node;
     node.instance = pool.instance;
     node.gpu = pool.gpu;
@@ -235,6 +239,10 @@ void place(const LoadedScenario& loaded, Deployment& d) {
       if (own != s.pricing.usd_per_hour.end()) {
         node.usd_per_hour = own->second;
         node.price_as_of = "scenario";
+      } else if (s.pricing.plan != PricingConfig{}.plan) {
+        const Price& price = find_price(*pool.instance, s.pricing.plan, loaded.place("/pricing/plan"));
+        node.usd_per_hour = price.usd_per_hour;
+        node.price_as_of = price.as_of;
       } else if (listed != pool.instance->prices.end()) {
         node.usd_per_hour = listed->second.usd_per_hour;
         node.price_as_of = listed->second.as_of;
@@ -292,6 +300,16 @@ void check_pairs(const LoadedScenario& loaded, const Deployment& d) {
       }
     }
   }
+  for (const WorkerPlan& worker : d.workers) {
+    for (const GpuId gpu : worker.gpus) {
+      if (d.topology.node_of[static_cast<std::size_t>(gpu)] !=
+          d.topology.node_of[static_cast<std::size_t>(worker.gpus[0])]) {
+        throw InputError(
+            loaded.place("/placement"),
+            fmt::format("{} lies on two nodes, which is not simulated where KV is handed over", worker.name));
+      }
+    }
+  }
   for (const WorkerPlan& from : d.workers) {
     if (d.pools[static_cast<std::size_t>(from.pool)].role != Role::prefill) continue;
     for (const WorkerPlan& to : d.workers) {
@@ -308,6 +326,22 @@ void check_pairs(const LoadedScenario& loaded, const Deployment& d) {
 
 }  // namespace
 
+void put_defaults_by_gpu(LoadedScenario& loaded, const Deployment& d) {
+  for (std::size_t i = 0; i < d.pools.size(); ++i) {
+    const EngineConfig &asked = loaded.scenario.pools[i].engine, &resolved = d.pools[i].engine;
+    const std::string at = fmt::format("/pools/{}/engine/", i);
+    const std::string by_gpu = fmt::format("vLLM 0.24 on {}", d.pools[i].gpu->name);
+    if (asked.max_num_seqs == 0) put_resolved(loaded, at + "max_num_seqs", resolved.max_num_seqs, by_gpu);
+    if (asked.max_num_batched_tokens == 0) {
+      put_resolved(loaded, at + "max_num_batched_tokens", resolved.max_num_batched_tokens, by_gpu);
+    }
+    if (asked.max_model_len == 0) {
+      put_resolved(loaded, at + "max_model_len", resolved.max_model_len,
+                   "the model's max_position_embeddings");
+    }
+  }
+}
+
 Deployment plan_deployment(const LoadedScenario& loaded) {
   const Scenario& s = loaded.scenario;
   Deployment d;
@@ -320,18 +354,22 @@ Deployment plan_deployment(const LoadedScenario& loaded) {
   for (std::size_t i = 0; i < s.pools.size(); ++i) size_memory(loaded, i, d);
   place(loaded, d);
   check_pairs(loaded, d);
-  std::set<std::string> profiles;
+  std::map<std::string, std::string> profiles;
   for (std::size_t i = 0; i < s.pools.size(); ++i) {
     PoolPlan& pool = d.pools[i];
     const Profile profile =
         load_profile(s.gpu_profile.empty() ? pool.gpu->name : s.gpu_profile,
                      loaded.place(s.gpu_profile.empty() ? fmt::format("/pools/{}", i) : "/gpu_profile"));
-    profiles.insert(profile.name);
+    profiles[profile.name] = profile.sha256;
     pool.step_model =
         std::make_unique<StepModel>(d.model, pool.parallelism, d.weights, d.kv, *pool.gpu, profile,
                                     pool.engine.max_num_batched_tokens, pool.engine.async_scheduling);
   }
-  for (const std::string& name : profiles) d.profile += (d.profile.empty() ? "" : ", ") + name;
+  for (const auto& [name, digest] : profiles) {
+    const char* comma = d.profile.empty() ? "" : ", ";
+    d.profile += comma + name;
+    d.profile_sha256 += comma + digest;
+  }
   return d;
 }
 

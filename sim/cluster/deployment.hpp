@@ -59,7 +59,7 @@ struct Deployment {
   std::vector<WorkerPlan> workers;
   std::vector<NodePlan> nodes;
   Topology topology;
-  std::string profile;  ///< names of the fitted profiles in use
+  std::string profile, profile_sha256;  ///< names and digests of the fitted profiles in use
   bool disaggregated = false;
 };
 
@@ -68,5 +68,8 @@ struct Deployment {
 /// an unknown name, a degree of parallelism that does not divide, weights that do not fit, pools that
 /// no request could use, replicas that no node holds.
 Deployment plan_deployment(const LoadedScenario& loaded);
+
+/// Writes the engine knobs whose defaults the GPU and the model decide into the scenario in force.
+void put_defaults_by_gpu(LoadedScenario& loaded, const Deployment& deployment);
 
 }  // namespace pdsim

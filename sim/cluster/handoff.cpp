@@ -131,6 +131,7 @@ void Simulation::shake_hands(std::uint32_t worker, std::uint32_t peer) {
 
 void Simulation::on_contact(std::uint32_t worker, std::uint32_t peer) {
   ++messages_;
+  last_progress_ = now();
   WorkerState& state = workers_[worker];
   state.contacts[peer] = {Contact::made, now()};
   std::erase_if(state.shaking, [&](SeqId id) {
@@ -206,7 +207,7 @@ Nanos Simulation::post_ready(std::uint32_t worker) {
     ++result_.transfers.count;
     result_.transfers.bytes += record.transfer_bytes;
     result_.transfers.descriptors += record.descriptors;
-    result_.transfers.post_ms.push_back(to_ms(plan.posting));
+    if (record.counted) result_.transfers.post_ms.push_back(to_ms(plan.posting));
     state.contacts[source].last = now();
   }
   state.ready.clear();
@@ -255,8 +256,9 @@ void Simulation::on_landed(std::uint32_t t) {
   ++messages_;
   last_progress_ = now();
   const SeqId id = transfers_[t].seq;
-  result_.requests[sequences_[id].request].charge(Stage::transfer_wire, now());
-  result_.transfers.wire_ms.push_back(to_ms(now() - transfers_[t].post_end));
+  RequestRecord& record = result_.requests[sequences_[id].request];
+  record.charge(Stage::transfer_wire, now());
+  if (record.counted) result_.transfers.wire_ms.push_back(to_ms(now() - transfers_[t].post_end));
   workers_[legs_[id].worker].landed.push_back(id);
   news(legs_[id].worker, false);
 }
@@ -273,9 +275,6 @@ void Simulation::poll_landed(std::uint32_t worker) {
     RequestRecord& record = result_.requests[s.request];
     record.charge(Stage::transfer_poll, now());
     record.recomputed_tokens += 1;  // the last prompt token, for token 1
-    result_.transfers.decode_byte_seconds +=
-        engines_[worker].pool().size(s.table) * pool_of(worker).kv_bytes_per_block *
-        static_cast<double>(d_.workers[worker].gpus.size()) * to_seconds(now() - s.admitted);
     engines_[worker].loaded(id, s.prompt, sequences_);
     std::erase(state.tracked, id);
     notify_read_done(id);
@@ -292,6 +291,17 @@ void Simulation::notify_read_done(SeqId id) {
               std::uint64_t{legs_[peer].generation} << 32 | peer);
 }
 
+// Counts what a decode leg has held until now, the blocks of its whole prompt: until it runs, or fails.
+void Simulation::settle_held(SeqId id) {
+  const Sequence& s = sequences_[id];
+  const std::uint32_t worker = legs_[id].worker;
+  const PoolPlan& pool = pool_of(worker);
+  const std::int32_t blocks = (s.prompt + pool.engine.block_size - 1) / pool.engine.block_size;
+  result_.transfers.decode_byte_seconds += blocks * pool.kv_bytes_per_block *
+                                           static_cast<double>(d_.workers[worker].gpus.size()) *
+                                           to_seconds(now() - s.admitted);
+}
+
 // The lease ran out before the KV was read: what decode would have is somebody else's.
 void Simulation::load_failed(SeqId id, Stage stage) {
   const std::uint32_t worker = legs_[id].worker;
@@ -302,9 +312,11 @@ void Simulation::load_failed(SeqId id, Stage stage) {
   std::erase(workers_[worker].tracked, id);
   if (s_.transfer.kv_load_failure_policy == "recompute") {
     record.recomputed_tokens += s.prompt - s.hit_tokens;
+    s.load_tokens = 0;
     engines_[worker].loaded(id, s.hit_tokens, sequences_);
     return;
   }
+  settle_held(id);
   engines_[worker].abandon(id, sequences_);
   --load_[worker].requests;
   load_[worker].context_tokens -= s.prompt;

@@ -42,6 +42,20 @@ void Simulation::check_conservation(RunResult& result) {
   PDSIM_CHECK(result.status != RunStatus::finished || result.transfers.failed > 0 ||
                   result.transfers.bytes == flows.delivered,
               "bytes that requests count are not those that the network delivered");
+  // Every token that an engine computed is a prompt's, an answer's, or one computed again.
+  if (result.status == RunStatus::finished &&
+      by_status[static_cast<std::size_t>(RequestStatus::failed)] == 0) {
+    std::int64_t computed = 0, accounted = 0;
+    for (const Engine& engine : engines_) {
+      computed += engine.statistics().totals.prefill_tokens + engine.statistics().totals.decode_requests;
+    }
+    for (const RequestRecord& r : result.requests) {
+      if (r.status != RequestStatus::completed) continue;
+      accounted += r.prompt_tokens - r.local_hit_tokens - r.remote_hit_tokens + r.recomputed_tokens +
+                   std::max(0, r.output_tokens - 1);
+    }
+    PDSIM_CHECK(computed == accounted, "tokens computed are not those of prompts, answers and recomputation");
+  }
   for (std::uint32_t w = 0; w < engines_.size(); ++w) {
     const Engine& engine = engines_[w];
     if (!engine.has_requests() && workers_[w].leased.empty()) {
@@ -70,6 +84,7 @@ RunResult Simulation::report(RunStatus status) {
     report.work = pool.step_model->work(st.totals);
     report.peak_flops_per_ns = peak_ops_per_ns(*pool.gpu, d_.weights);
     report.peak_bytes_per_ns = pool.gpu->hbm_bytes_per_ns;
+    report.waits = st.waits;
     report.preemptions = st.preemptions;
     report.evicted_blocks = engine.pool().evicted_blocks();
     report.kv_blocks = pool.blocks;
@@ -85,6 +100,11 @@ RunResult Simulation::report(RunStatus status) {
           engine.pool().size(sequences_[id].table) * pool.kv_bytes_per_block *
           static_cast<double>(d_.workers[w].gpus.size()) * to_seconds(result.end - legs_[id].held_since);
     }
+  }
+  for (SeqId id = 0; id < sequences_.size(); ++id) {  // interrupted while loading
+    const Sequence& s = sequences_[id];
+    const bool waits = s.status == SeqStatus::loading || s.status == SeqStatus::loaded;
+    if (waits && s.table != kNoTable) settle_held(id);
   }
   for (std::size_t link = 0; link < d_.topology.links.size(); ++link) {
     const LinkUse use = network_.link_use(static_cast<LinkId>(link), result.end);

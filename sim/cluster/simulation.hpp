@@ -35,7 +35,7 @@ enum Kind : std::uint32_t {
 
 constexpr std::uint64_t kSecondLeg = std::uint64_t{1} << 32;
 
-// Nothing but heartbeats for this long is a stall: longer than any lease or TTL that could free something.
+// Nothing but timers for this long is a stall, unless a lease or a delay is longer.
 constexpr Nanos kStallAfter = 3600 * kSecond;
 
 struct Leg {  // beside Sequence: what the cluster needs to know of one
@@ -120,6 +120,7 @@ class Simulation {
   void prefill_finished(SeqId id);
   void free_leased(SeqId id);
   void notify_read_done(SeqId decode_leg);
+  void settle_held(SeqId decode_leg);
   void shake_hands(std::uint32_t worker, std::uint32_t peer);
   void load_failed(SeqId id, Stage stage);
 
@@ -131,7 +132,6 @@ class Simulation {
   Reason candidates(const Request& request, const std::vector<std::uint32_t>& workers,
                     std::vector<std::uint32_t>& out) const;
   void route(std::uint32_t request, std::uint32_t& prefill, std::uint32_t& decode);
-  std::uint32_t choose(RouterView& view, const std::vector<std::uint32_t>& candidates, RouterState& state);
   void read_cache_events();
 
   const PoolPlan& pool_of(std::uint32_t worker) const {
@@ -181,6 +181,7 @@ class Simulation {
   std::uint64_t done_ = 0;
   std::uint64_t messages_ = 0;  // logical events other than engine steps
   Nanos last_progress_ = 0;
+  Nanos stall_after_ = 0;
   bool closed_ = false;  // arrivals follow completions
 };
 

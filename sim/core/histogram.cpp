@@ -40,7 +40,14 @@ void Histogram::grow(std::size_t bucket) {
 }
 
 double Histogram::quantile(double q) const {
-  const auto rank = static_cast<std::uint64_t>(q * static_cast<double>(n_ - 1));
+  const double position = q * static_cast<double>(n_ - 1);
+  const auto rank = static_cast<std::uint64_t>(position);
+  const double low = at_rank(rank);
+  if (rank + 1 >= n_) return low;
+  return low + (at_rank(rank + 1) - low) * (position - static_cast<double>(rank));
+}
+
+double Histogram::at_rank(std::uint64_t rank) const {
   if (rank == n_ - 1) return static_cast<double>(max_);
   std::uint64_t seen = 0;
   for (std::size_t bucket = 0; bucket < counts_.size(); ++bucket) {

@@ -40,7 +40,7 @@ class Histogram {
   }
 
   std::uint64_t n() const { return n_; }
-  /// The value of rank floor(q (n-1)), within 0.1 %. Requires n > 0.
+  /// numpy's linear quantile, within 0.1 %. Requires n > 0.
   double quantile(double q) const;
   /// Distribution in units of `unit` nanoseconds.
   Distribution distribution(double unit) const;
@@ -55,6 +55,7 @@ class Histogram {
     return (static_cast<std::size_t>(shift) << kSubBits) + (value >> shift);
   }
   static double middle_of(std::size_t bucket);
+  double at_rank(std::uint64_t rank) const;
   void grow(std::size_t bucket);
 
   std::vector<std::uint64_t> counts_;

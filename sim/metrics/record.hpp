@@ -117,6 +117,7 @@ struct WorkerReport {
   Work work;                     ///< of one GPU
   double peak_flops_per_ns = 0;  ///< data sheet, of one GPU
   double peak_bytes_per_ns = 0;
+  std::array<Nanos, 4> waits{};  ///< request-time in its queue: none, for a slot, for blocks, behind others
   std::int64_t preemptions = 0;
   std::uint64_t evicted_blocks = 0;
   double kv_usage_mean = 0, kv_usage_max = 0;

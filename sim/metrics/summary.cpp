@@ -64,9 +64,9 @@ Json slo_report(const std::vector<const RequestRecord*>& completed, const Slo& s
     std::sort(values.begin(), values.end());
     for (const auto& [percentile, bound] : bounds) {
       const double q = std::stod(percentile.substr(1)) / 100;
-      const double reached = values.empty() ? 0 : quantile_sorted(values, q);
+      const Json reached = values.empty() ? Json(nullptr) : Json(quantile_sorted(values, q));
       report[metric][percentile] = {
-          {"bound", bound}, {"value", reached}, {"met", !values.empty() && reached <= bound}};
+          {"bound", bound}, {"value", reached}, {"met", !values.empty() && reached.get<double>() <= bound}};
     }
   }
   return report;
@@ -80,14 +80,12 @@ struct Cause {
 const std::vector<Cause>& causes() {
   static const std::vector<Cause> all = {
       {"prefill_queue",
-       "waiting for a prefill slot: add prefill workers or shorten prompts' queue",
+       "waiting for other prompts to be computed: more or faster workers, or more prefix hits",
        {Stage::prefill_queue}},
       {"prefill_compute",
-       "computing prompts: faster or more GPUs a prefill replica, or more prefix hits",
+       "computing prompts: faster or more GPUs a replica, or more prefix hits",
        {Stage::prefill}},
-      {"decode_admission",
-       "waiting for decode blocks or a slot: decode memory binds",
-       {Stage::decode_admission}},
+      {"decode_admission", "waiting to be admitted to decode", {Stage::decode_admission}},
       {"transfer_post", "posting descriptors: larger blocks or less fragmentation", {Stage::transfer_post}},
       {"transfer_wire",
        "bytes on the wire: network bandwidth binds",
@@ -102,7 +100,33 @@ const std::vector<Cause>& causes() {
   return all;
 }
 
-Json bound_by(const std::vector<const RequestRecord*>& completed) {
+// A queue is as long as what it waits for is scarce: slots, blocks, or the steps of those before it. The
+// engines say which held up the head of their queues, and for how long.
+Cause refined(const Cause& cause, const std::vector<WorkerReport>& workers) {
+  const bool decode = cause.code == "decode_admission";
+  if (!decode && cause.code != "prefill_queue") return cause;
+  std::array<double, 4> waits{};
+  for (const WorkerReport& w : workers) {
+    if ((w.role == "decode") != decode) continue;
+    for (std::size_t i = 0; i < waits.size(); ++i) waits[i] += static_cast<double>(w.waits[i]);
+  }
+  const double slot = waits[1], blocks = waits[2], behind = waits[3];
+  if (slot >= blocks && slot > behind) {
+    return {decode ? "decode_slots" : "prefill_slots",
+            decode ? "waiting for one of max_num_seqs places in decode"
+                   : "waiting for one of max_num_seqs places",
+            {}};
+  }
+  if (blocks > behind) {
+    return {decode ? "decode_kv_blocks" : "prefill_kv_blocks",
+            decode ? "waiting for KV blocks in decode: its memory binds"
+                   : "waiting for KV blocks, held by other requests or for decode to read: memory binds",
+            {}};
+  }
+  return cause;
+}
+
+Json bound_by(const std::vector<const RequestRecord*>& completed, const std::vector<WorkerReport>& workers) {
   double total = 0;
   for (const RequestRecord* r : completed) total += static_cast<double>(r->e2e());
   if (total <= 0) return {{"code", "none"}, {"share", 0}, {"text", "no completed request took any time"}};
@@ -115,9 +139,10 @@ Json bound_by(const std::vector<const RequestRecord*>& completed) {
     }
     if (time > most_time) most = &cause, most_time = time;
   }
-  return {{"code", most->code},
+  const Cause cause = refined(*most, workers);
+  return {{"code", cause.code},
           {"share", most_time / total},
-          {"text", fmt::format("{:.0f} % of the requests' time is {}", 100 * most_time / total, most->text)}};
+          {"text", fmt::format("{:.0f} % of the requests' time is {}", 100 * most_time / total, cause.text)}};
 }
 
 Json cost(const RunContext& context, double hours, std::uint64_t completed, std::uint64_t met,
@@ -155,7 +180,9 @@ Json summarize(const RunResult& run, const RunContext& context, const Trace& tra
   std::vector<const RequestRecord*> completed;  // and counted
   std::uint64_t counted = 0, met = 0, all_met = 0;
   std::int64_t local_hits = 0, remote_hits = 0, prompts = 0, recomputed = 0, preemptions = 0;
-  double prompt_tokens = 0, output_tokens = 0;
+  std::int64_t transfers = 0, descriptors = 0;
+  Bytes transfer_bytes = 0;
+  double output_tokens = 0;
   Nanos first_arrival = kNever, last_end = 0;
   std::map<std::string, std::uint64_t> reuse;
   for (const RequestRecord& r : run.requests) {
@@ -166,14 +193,9 @@ Json summarize(const RunResult& run, const RunContext& context, const Trace& tra
       const std::string name(kReasonNames[static_cast<std::size_t>(r.reason)]);
       by_reason[name] = by_reason.value(name, std::uint64_t{0}) + 1;
     }
-    preemptions += r.preemptions;
-    recomputed += r.recomputed_tokens;
     if (r.reuse != Reuse::none) ++reuse[std::string(kReuseNames[static_cast<std::size_t>(r.reuse)])];
     first_arrival = std::min(first_arrival, r.arrival);
     if (r.status == RequestStatus::completed) {
-      prompts += r.prompt_tokens;
-      local_hits += r.local_hit_tokens;
-      remote_hits += r.remote_hit_tokens;
       last_end = std::max(last_end, r.end);
       all_met += in_slo(r, context.slo) ? 1 : 0;
     }
@@ -181,7 +203,14 @@ Json summarize(const RunResult& run, const RunContext& context, const Trace& tra
     ++counted;
     if (r.status != RequestStatus::completed) continue;
     completed.push_back(&r);
-    prompt_tokens += r.prompt_tokens;
+    prompts += r.prompt_tokens;
+    local_hits += r.local_hit_tokens;
+    remote_hits += r.remote_hit_tokens;
+    preemptions += r.preemptions;
+    recomputed += r.recomputed_tokens;
+    transfers += r.transferred_tokens > 0 ? 1 : 0;
+    transfer_bytes += r.transfer_bytes;
+    descriptors += r.descriptors;
     output_tokens += r.output_tokens;
     met += in_slo(r, context.slo) ? 1 : 0;
   }
@@ -198,6 +227,10 @@ Json summarize(const RunResult& run, const RunContext& context, const Trace& tra
   const auto per_s = [&](double count) { return span_s > 0 ? count / span_s : 0.0; };
   double gpus = 0;
   for (const RunContext::Node& node : context.nodes) gpus += node.gpus_held;
+
+  // How a run is computed is no input: it changes no result.
+  std::vector<std::string> sets = context.sets;
+  std::erase_if(sets, [](const std::string& set) { return set.find(".step_by_step=") != std::string::npos; });
 
   Json s;
   s["schema"] = "pdsim.summary/1";
@@ -223,7 +256,7 @@ Json summarize(const RunResult& run, const RunContext& context, const Trace& tra
         to_json(over(completed, [i](auto& r) { return to_ms(r.stages[i]); }));
   }
   s["throughput"] = {{"requests_per_s", per_s(static_cast<double>(completed.size()))},
-                     {"prompt_tokens_per_s", per_s(prompt_tokens)},
+                     {"prompt_tokens_per_s", per_s(static_cast<double>(prompts))},
                      {"output_tokens_per_s", per_s(output_tokens)},
                      {"output_tokens_per_s_per_gpu", gpus > 0 ? per_s(output_tokens) / gpus : 0.0}};
   s["goodput"] = {{"slo", slo_report(completed, context.slo)},
@@ -237,11 +270,11 @@ Json summarize(const RunResult& run, const RunContext& context, const Trace& tra
                 {"preemptions", preemptions}};
   const TransferTotals& t = run.transfers;
   s["transfers"] = {
-      {"count", t.count},
+      {"count", transfers},
       {"failed", t.failed},
       {"retried", t.retried},
-      {"bytes", t.bytes},
-      {"descriptors", t.descriptors},
+      {"bytes", transfer_bytes},
+      {"descriptors", descriptors},
       {"post_ms", to_json(distribution_of(t.post_ms))},
       {"wire_ms", to_json(distribution_of(t.wire_ms))},
       {"kv_byte_seconds_held", {{"prefill", t.prefill_byte_seconds}, {"decode", t.decode_byte_seconds}}},
@@ -277,10 +310,11 @@ Json summarize(const RunResult& run, const RunContext& context, const Trace& tra
   s["cost"] = cost(context, hours, by_status[1], all_met, all_output);
   s["reuse"] = Json::object();
   for (const auto& [name, n] : reuse) s["reuse"][name] = n;
-  s["bound_by"] = bound_by(completed);
+  s["bound_by"] = bound_by(completed, run.workers);
   s["inputs"] = {{"scenario", context.scenario_sha256},
+                 {"set", sets},
                  {"trace", trace.sha256},
-                 {"profile", context.profile},
+                 {"profile", context.profile_sha256},
                  {"prices", s["cost"]["prices_as_of"]}};
   s["cost_model"] = {
       {"profile", context.profile},
@@ -290,6 +324,18 @@ Json summarize(const RunResult& run, const RunContext& context, const Trace& tra
   s["events"] = run.events;
   return s;
 }
+
+namespace {
+
+// RFC 4180: what holds a comma, a quote or a line end is quoted. Only session ids come from outside.
+std::string csv_text(std::string_view text) {
+  if (text.find_first_of(",\"\r\n") == std::string_view::npos) return std::string(text);
+  std::string quoted = "\"";
+  for (const char c : text) quoted.append(c == '"' ? 2 : 1, c);
+  return quoted + '"';
+}
+
+}  // namespace
 
 std::string requests_csv(const RunResult& run, const Trace& trace, const std::vector<std::string>& workers) {
   std::string out =
@@ -322,12 +368,13 @@ std::string requests_csv(const RunResult& run, const Trace& trace, const std::ve
     if (in_session && r.prefill_worker != kNoWorker) {
       Previous& before = previous[static_cast<std::size_t>(request.session)];
       prefill_changed = before.prefill != kNoWorker && before.prefill != r.prefill_worker;
-      decode_changed = before.decode != kNoWorker && before.decode != r.decode_worker;
-      before = {r.prefill_worker, r.decode_worker};
+      decode_changed =
+          before.decode != kNoWorker && r.decode_worker != kNoWorker && before.decode != r.decode_worker;
+      before.prefill = r.prefill_worker;
+      if (r.decode_worker != kNoWorker) before.decode = r.decode_worker;
     }
     fmt::format_to(std::back_inserter(out), "{}", i);
-    put(in_session ? std::string_view(trace.sessions[static_cast<std::size_t>(request.session)])
-                   : std::string_view());
+    put(in_session ? csv_text(trace.sessions[static_cast<std::size_t>(request.session)]) : std::string());
     put(request.turn, in_session);
     put(kStatusNames[static_cast<std::size_t>(r.status)]);
     put(kReasonNames[static_cast<std::size_t>(r.reason)]);
@@ -411,7 +458,7 @@ std::string summary_table(const Json& s) {
     for (const auto& [metric, bounds] : s["goodput"]["slo"].items()) {
       for (const auto& [p, b] : bounds.items()) {
         fmt::format_to(put, "{}{} {} {:g} (is {:.1f})", sep, metric, p, b["bound"].get<double>(),
-                       b["value"].get<double>());
+                       b["value"].is_null() ? 0.0 : b["value"].get<double>());
         sep = ", ";
       }
     }

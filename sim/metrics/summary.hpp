@@ -19,7 +19,9 @@ namespace pdsim {
 
 /// What the summary needs to know beside the run itself.
 struct RunContext {
-  std::string scenario, scenario_sha256, profile;
+  std::string scenario, scenario_sha256;
+  std::string profile, profile_sha256;  ///< names and digests of the kernel profiles
+  std::vector<std::string> sets;        ///< --set and other overrides of the scenario, as given
   std::uint64_t seed = 1;
   Slo slo;
   struct Node {

@@ -8,11 +8,10 @@ namespace {
 
 using Candidates = std::span<const std::uint32_t>;
 
-// Tokens that stand between a new request and its first token (prefill) or share the worker's memory
-// and bandwidth with it (decode).
+// Tokens that stand before a new request (prompts to compute) or beside it (context in memory).
 double tokens_in_flight(const RouterView& view, std::uint32_t worker) {
   const WorkerLoad& load = view.load[worker];
-  return static_cast<double>(view.decode ? load.context_tokens : load.prefill_tokens + load.context_tokens);
+  return static_cast<double>(load.prefill_tokens + load.context_tokens);
 }
 
 // The least `cost`; among equals the one with fewest requests, then the next in turn.

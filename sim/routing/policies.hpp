@@ -31,7 +31,6 @@ struct RouterView {
   std::int32_t prompt_tokens = 0;
   std::uint64_t session = 0;  ///< 0 = none
   double load_weight = 1;
-  bool decode = false;  ///< chooses who decodes only: what matters is context held, not prompts queued
 };
 
 /// Choices made so far, for policies that take turns.

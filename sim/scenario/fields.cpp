@@ -15,6 +15,8 @@ namespace {
 
 constexpr std::string_view kVllm = "vLLM 0.24";
 constexpr std::int64_t kMany = INT32_MAX;
+constexpr std::int64_t kMostBlocks =
+    50'000'000;  // 800 M tokens of 16: more than any machine holds, and 1 GB here
 
 // Events are ordered within an instant (DESIGN, rule 2): what one entity does at an instant must not
 // reach another at that same instant, or the result would depend on who is visited first.
@@ -47,7 +49,7 @@ void read_engine(Reader& r, EngineConfig& e) {
   r.number(
       "gpu_memory_utilization", e.gpu_memory_utilization, {.min = 0, .max = 1, .above = true},
       {"vLLM since 0.21 (vllm#38284; 0.9 before)", "Share of the GPU's memory that the engine may use."});
-  r.integer("num_gpu_blocks_override", e.num_gpu_blocks_override, 0, kMany,
+  r.integer("num_gpu_blocks_override", e.num_gpu_blocks_override, 0, kMostBlocks,
             {kVllm, "KV blocks of a GPU; 0 = as many as memory holds."});
   r.duration("idle_step_us", e.idle_step, kMicrosecond, 1,
              {"inferred: an empty step is scheduling and polling only",
@@ -92,7 +94,8 @@ void read_router(Reader& r, RouterConfig& c) {
             {kOwn, "Decode computes prompts that lack fewer tokens than this itself; 0 = always hand over."});
   r.duration(
       "hop_ms", c.hop, kMillisecond, 1,
-      {"inferred: a proxy's HTTP hop takes 1 to 5 ms", "One message between proxy and engine, one way."},
+      {"inferred: a proxy's HTTP hop takes 1 to 5 ms",
+       "What the proxy adds to each request that it sends to an engine: HTTP both ways, tokenisation."},
       kNoZeroDelay);
   r.duration("cache_event_delay_us", c.cache_event_delay, kMicrosecond, 1,
              {"inferred: one message", "From the step that publishes cache events until the router knows."},
@@ -198,7 +201,7 @@ void read_network(Reader& r, NetworkConfig& n) {
 }
 
 void read_synthetic(Reader& r, SyntheticConfig& s) {
-  r.integer("requests", s.requests, 1, 1'000'000'000, {kRequired, "Requests in all."});
+  r.integer("requests", s.requests, 1, 100'000'000, {kRequired, "Requests in all."});
   r.number("rate", s.rate, {}, {kOwn, "Requests per second, open loop; 0 = closed loop."});
   r.integer("concurrency", s.concurrency, 0, kMany,
             {kOwn, "Requests in flight, closed loop; 0 = open loop."});

@@ -56,7 +56,7 @@ struct RouterConfig {
   std::string policy = "prefix_aware";
   std::int32_t max_retries = 0;
   std::int32_t local_prefill_threshold = 0;  ///< tokens; fewer to compute than this: no hand-over
-  Nanos hop = kMillisecond;                  ///< one message between proxy and engine, tokenisation included
+  Nanos hop = kMillisecond;                  ///< what the proxy adds to each request to an engine
   Nanos cache_event_delay =
       kMillisecond;          ///< from the step that publishes cache events until the router knows
   double load_weight = 1.0;  ///< prefix_aware: tokens in flight count this much against tokens saved

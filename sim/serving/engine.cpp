@@ -12,12 +12,6 @@ namespace {
 // end costs one event. Both are small against the steps themselves at this size.
 constexpr std::int32_t kRunChunk = 32;
 
-// Pairs (query, key) that n tokens after p see when each sees at most `window` keys, itself included.
-std::int64_t window_pairs(std::int64_t p, std::int64_t n, std::int64_t window) {
-  const std::int64_t growing = std::clamp<std::int64_t>(window - p, 0, n);  // queries that see all before
-  return growing * p + growing * (growing + 1) / 2 + (n - growing) * window;
-}
-
 bool pure_decode(const Step& step, std::size_t batch) {
   return step.shape.prefill_requests == 0 && step.items.size() == batch && step.loads.empty() &&
          step.declined.empty();
@@ -102,7 +96,7 @@ void Engine::add_item(Step& step, SeqId id, std::int32_t tokens, bool grew, Sequ
     shape.prefill_context += p + n;
     if (window > 0) {
       shape.prefill_window_pairs += window_pairs(p, n, window);
-      shape.prefill_window_context += std::min(p, window) + n;
+      shape.prefill_window_context += window_context(p, n, window);
     }
   }
 }
@@ -141,6 +135,12 @@ bool Engine::schedule_running(Step& step, std::int32_t& budget, Sequences& seque
   return preempted;
 }
 
+// Notes why nothing more is admitted. Always false.
+bool Engine::held_up(Wait why) {
+  wait_ = why;
+  return false;
+}
+
 // Returns whether the waiting queue may be looked at as well.
 bool Engine::schedule_parked(Step& step, std::int32_t& budget, Sequences& sequences) {
   for (std::size_t i = 0; i < parked_.size();) {
@@ -151,10 +151,10 @@ bool Engine::schedule_parked(Step& step, std::int32_t& budget, Sequences& sequen
       continue;
     }
     if (budget == 0) return stuck_ = false;
-    if (running_.size() >= static_cast<std::size_t>(limits_.max_num_seqs)) return false;
+    if (running_.size() >= static_cast<std::size_t>(limits_.max_num_seqs)) return held_up(Wait::slot);
     const std::int32_t tokens = std::min(s.known - s.computed, budget);
     bool grew = false;
-    if (!grow(s, tokens, grew)) return false;
+    if (!grow(s, tokens, grew)) return held_up(Wait::blocks);
     parked_.erase(parked_.begin() + static_cast<std::ptrdiff_t>(i));
     s.status = SeqStatus::running;
     running_.push_back(id);
@@ -167,7 +167,10 @@ bool Engine::schedule_parked(Step& step, std::int32_t& budget, Sequences& sequen
 void Engine::schedule_waiting(Nanos now, Step& step, std::int32_t& budget, Sequences& sequences) {
   const std::int32_t block = limits_.block_size;
   while (!waiting_.empty()) {
-    if (running_.size() >= static_cast<std::size_t>(limits_.max_num_seqs)) return;
+    if (running_.size() >= static_cast<std::size_t>(limits_.max_num_seqs)) {
+      held_up(Wait::slot);
+      return;
+    }
     const SeqId id = waiting_.front();
     Sequence& s = sequences[id];
     if (budget == 0 || s.pending > 0) {
@@ -195,7 +198,10 @@ void Engine::schedule_waiting(Nanos now, Step& step, std::int32_t& budget, Seque
     }
     // All of what is known must fit, not only the first chunk (vLLM's scheduler_reserve_full_isl).
     const std::int32_t covered = blocks_for(load ? s.prompt : have + tokens);
-    if (!pool_.allocate(s.table, hits, covered - hits, blocks_for(s.known) - covered)) return;
+    if (!pool_.allocate(s.table, hits, covered - hits, blocks_for(s.known) - covered)) {
+      held_up(Wait::blocks);
+      return;
+    }
 
     waiting_.pop_front();
     s.computed = have;
@@ -226,15 +232,22 @@ void Engine::schedule_waiting(Nanos now, Step& step, std::int32_t& budget, Seque
 bool Engine::schedule(Nanos now, Step& step, Sequences& sequences) {
   step.clear();
   step.number = ++step_number_;
+  step.scheduled = now;
+  statistics_.waits[static_cast<std::size_t>(wait_)] +=
+      (now - wait_since_) * static_cast<Nanos>(wait_length_);
+  wait_since_ = now;
+  wait_ = Wait::budget;
   for (const SeqId id : fresh_) sequences[id].considered = now;
   fresh_.clear();
   stuck_ = true;
   std::int32_t budget = limits_.max_num_batched_tokens;
   if (schedule_running(step, budget, sequences)) {
     stuck_ = false;
+    wait_ = Wait::blocks;
   } else if (schedule_parked(step, budget, sequences)) {
     schedule_waiting(now, step, budget, sequences);
   }
+  wait_length_ = waiting_.size();
   statistics_.max_used_blocks =
       std::max(statistics_.max_used_blocks, pool_.total_blocks() - pool_.free_blocks());
   if (log_cache_) log_events(step.number);
@@ -293,6 +306,10 @@ void Engine::count_step(const StepShape& shape, const StepTime& time) {
   t.decode_requests += shape.decode_requests;
   t.prefill_tokens += shape.prefill_tokens;
   t.sampled_requests += shape.sampled_requests;
+  t.sampling_steps += shape.sampled_requests > 0 ? 1 : 0;
+  const auto tokens = static_cast<std::size_t>(shape.tokens());
+  if (tokens >= t.steps_of_tokens.size()) t.steps_of_tokens.resize(tokens + 1, 0);
+  ++t.steps_of_tokens[tokens];
   t.decode_context += shape.decode_context;
   t.decode_window_context += shape.decode_window_context;
   t.prefill_pairs += shape.prefill_pairs;
@@ -315,8 +332,8 @@ void Engine::launch(Nanos now, Nanos delay, Nanos idle_step, Sequences& sequence
   if (!step.items.empty()) {
     time = clock_(step.shape);
     count_step(step.shape, time);
-    statistics_.busy += delay;
   }
+  statistics_.busy += delay;
   statistics_.posting += delay;
   step_end_ = now + delay + time.ns;
   in_flight_ = true;

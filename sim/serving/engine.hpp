@@ -4,9 +4,11 @@
 // cluster tells it when a boundary is reached and asks what comes next.
 //
 // Protocol at a boundary (time `now`, when the step in flight ends or the engine wakes)
+//   close_run     the boundaries of a run that led here
 //   finish_step   the outputs of the step that ended: first tokens, finished sequences
-//   enqueue / promote / release ...   what the cluster has heard since the last boundary
-//   advance       starts the step scheduled before, schedules the next
+//   enqueue / loaded / release ...   what the cluster has heard since the last boundary
+//   begin         picks the step that starts now: scheduled before, or now
+//   launch        starts it, and schedules the next
 // With async_scheduling the step after the one that starts now is scheduled as well, so news heard at
 // this boundary is first acted on in the step after that. Without it, in the step that starts now.
 //
@@ -20,6 +22,7 @@
 //     settle(), those from there on are reached through full boundaries. Both give the same state.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <deque>
 #include <vector>
@@ -105,6 +108,7 @@ struct Step {
   std::vector<SeqId> loads;     ///< remote sequences admitted: their transfers start with this step
   std::vector<SeqId> declined;  ///< remote sequences that will compute the rest themselves
   std::uint32_t number = 0;     ///< in order of scheduling
+  Nanos scheduled = 0;
 
   bool has_work() const { return !items.empty() || !loads.empty() || !declined.empty(); }
   void clear();
@@ -179,11 +183,15 @@ class Engine {
   const std::vector<LoggedCacheEvent>& cache_log() const { return log_; }
   void forget_log(std::size_t n);
 
+  /// Why the first in the queue was not admitted.
+  enum class Wait : std::uint8_t { none, slot, blocks, budget };
+
   struct Statistics {
     StepTotals totals;
     std::int64_t extrapolated_steps = 0;
-    Nanos busy = 0;     ///< time in steps that compute tokens, their delays included
-    Nanos posting = 0;  ///< of it, time that the forward thread spent posting
+    Nanos busy = 0;                ///< time in steps that compute tokens, and posting
+    Nanos posting = 0;             ///< of it, time that the forward thread spent posting
+    std::array<Nanos, 4> waits{};  ///< by Wait: request-time in the queue
     std::int64_t preemptions = 0;
     double used_block_ns = 0;  ///< integral of blocks in use over time
     std::int32_t max_used_blocks = 0;
@@ -196,6 +204,7 @@ class Engine {
  private:
   bool schedule(Nanos now, Step& step, Sequences& sequences);
   bool schedule_running(Step& step, std::int32_t& budget, Sequences& sequences);
+  bool held_up(Wait why);
   bool schedule_parked(Step& step, std::int32_t& budget, Sequences& sequences);
   void schedule_waiting(Nanos now, Step& step, std::int32_t& budget, Sequences& sequences);
   bool grow(Sequence& sequence, std::int32_t tokens, bool& grew);
@@ -244,6 +253,9 @@ class Engine {
   std::vector<LoggedCacheEvent> log_;
   std::size_t published_ = 0;  ///< entries of log_ that have their time
   std::uint32_t step_number_ = 0;
+  Wait wait_ = Wait::none;  ///< of the queue since the last schedule
+  std::size_t wait_length_ = 0;
+  Nanos wait_since_ = 0;
   bool stuck_ = false;  ///< whatever waits cannot be scheduled until something is freed or heard
   bool log_cache_;
   Statistics statistics_;

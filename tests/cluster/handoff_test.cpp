@@ -108,6 +108,15 @@ TEST(Lengths, TooLongIsRejectedAndCounted) {
   }
 }
 
+// Prefill holds a prompt and one token, whatever is generated after it.
+TEST(Lengths, PrefillNeedsNoRoomForTheOutput) {
+  const Trace trace = made_trace({request_at(0, 7999, 100), request_at(0, 8000, 100)});
+  const Outcomes o = run_text(kDisaggregated, trace, {"pools.prefill.engine.num_gpu_blocks_override=501"});
+  expect_conserved(o, trace);
+  EXPECT_EQ(o.run.requests[0].status, RequestStatus::completed);
+  EXPECT_EQ(o.run.requests[1].reason, Reason::exceeds_kv_cache);
+}
+
 // A run in which nothing completes ends, and says why: the command line's exit 3.
 TEST(Lengths, NothingCompletes) {
   const Trace trace = made_trace({request_at(0, 40'000, 1), request_at(kSecond, 50'000, 1)});
@@ -203,17 +212,55 @@ TEST(Lease, ExpiresBeforeDecodeHasHeardOfIt) {
   EXPECT_EQ(count(again.run, RequestStatus::completed), trace.requests.size());
 }
 
-// A queue at decode longer than the lease: heartbeats (every sixth of it, each worth two thirds) keep the
-// blocks of whoever waits.
+// Prefill has nothing to run: its blocks are all leased, and a request waits for them. It takes empty steps,
+// and in the first one after the lease has run out it frees them, though nobody told it anything.
+TEST(Lease, ABlockedPrefillFreesWhatHasExpired) {
+  const Trace trace = made_trace({request_at(0, 1500, 4), request_at(100 * kMillisecond, 1500, 4)});
+  const Outcomes o = run_text(
+      kDisaggregated, trace,
+      with(kOneEach, {"pools.prefill.engine.num_gpu_blocks_override=121", "transfer.kv_lease_duration_s=1",
+                      "transfer.handshake_ms=9000", "transfer.kv_load_failure_policy=recompute"}));
+  expect_conserved(o, trace);
+  const RequestRecord &first = o.run.requests[0], &second = o.run.requests[1];
+  // Both prompts take as long; the first is computed on decode once more, which counts as prefill too.
+  const Nanos expiry = stage(first, Stage::router) + stage(second, Stage::prefill) + kSecond;
+  const Nanos idle_since = second.arrival + stage(second, Stage::router);
+  const Nanos idle = o.deployment.pools[0].engine.idle_step;
+  EXPECT_EQ(stage(second, Stage::prefill_queue), (expiry - idle_since + idle - 1) / idle * idle);
+  // The second's own lease runs out as well, but then prefill sleeps, and nobody frees its blocks.
+  EXPECT_EQ(o.run.transfers.failed, 1);
+  EXPECT_EQ(second.recomputed_tokens, 1);
+}
+
+// A queue at decode much longer than the lease: heartbeats (every sixth of it, each worth two thirds of it
+// from when it is seen) keep the blocks of whoever waits. Prompts without output keep prefill awake, which
+// would reap what has expired.
 TEST(Lease, HeartbeatsRenewItForThoseWhoWait) {
-  const Trace trace = stream(40, 10 * kMillisecond, 1500, 300);
+  std::vector<Request> requests;
+  for (int i = 0; i < 100; ++i) {
+    requests.push_back(request_at(i * 200 * kMillisecond, 100, 0));
+    if (i < 40) requests.push_back(request_at(i * 200 * kMillisecond + 1, 1500, 300));
+  }
+  const Trace trace = made_trace(requests);
   const Outcomes o =
       run_text(kDisaggregated, trace,
                with(kOneEach, {"pools.decode.engine.max_num_seqs=2", "transfer.kv_lease_duration_s=2"}));
   expect_conserved(o, trace);
-  EXPECT_GT(o.run.end, 10 * kSecond);
+  EXPECT_GT(total(o.run, Stage::decode_admission), 100 * kSecond);
   EXPECT_EQ(count(o.run, RequestStatus::completed), trace.requests.size());
   EXPECT_EQ(o.run.transfers.leases_expired, 0);
+}
+
+// Remote state that was idle for longer than engine_ttl is forgotten: the handshake is repeated.
+TEST(Handshake, IsRepeatedAfterTheEngineTtl) {
+  const Trace trace =
+      made_trace({request_at(0, 500, 2), request_at(10 * kSecond, 500, 2), request_at(40 * kSecond, 500, 2)});
+  const Outcomes o = run_text(kDisaggregated, trace, with(kOneEach, {"transfer.engine_ttl_s=20"}));
+  expect_conserved(o, trace);
+  const Nanos handshake = o.loaded.scenario.transfer.handshake;
+  EXPECT_GE(stage(o.run.requests[0], Stage::transfer_post), handshake);
+  EXPECT_LT(stage(o.run.requests[1], Stage::transfer_post), handshake);
+  EXPECT_GE(stage(o.run.requests[2], Stage::transfer_post), handshake);
 }
 
 // Heads cut differently on both sides: the bytes are decode's own, descriptors are smaller and more.
@@ -287,7 +334,7 @@ TEST(ClosedLoop, KeepsItsConcurrency) {
     EXPECT_EQ(o.run.requests[i].concurrency, static_cast<std::int32_t>(std::min<std::size_t>(i, 3))) << i;
     if (i >= 4) {
       EXPECT_TRUE(std::ranges::any_of(o.run.requests, [&](const RequestRecord& r) {
-        return r.end == o.run.requests[i].arrival;
+        return r.end + 1 == o.run.requests[i].arrival;
       })) << i;
     }
   }

@@ -57,6 +57,39 @@ TEST(PrefixAware, TheEventIsPublishedAtTheEndOfItsStep) {
   }
 }
 
+// Evictions are events too, also those of decode steps that are simulated as a run. Worker 0 holds a prompt
+// of 512 tokens that nobody uses and a decode that grows into it, a block every 16 steps, so the hit that it
+// offers shrinks; at some point the other worker, which is less loaded, becomes the better choice. A probe at
+// any time must find the same worker step by step.
+TEST(PrefixAware, SeesEvictionsWithinARun) {
+  const Sets sets = {"pools.worker.replicas=2", "router.policy=prefix_aware",
+                     "pools.worker.engine.num_gpu_blocks_override=70"};
+  Sets slow = sets;
+  slow.push_back("pools.worker.engine.step_by_step=true");
+  const auto world = [](Nanos probe) {
+    std::vector<Request> requests = {request_at(0, 512, 2), request_at(1900 * kMillisecond, 256, 840),
+                                     request_at(2 * kSecond, 512, 550), request_at(probe, 540, 2)};
+    for (std::size_t i = 0; i < 4; ++i) {
+      requests[i].hash_begin = i;
+      requests[i].hash_count = i == 3 ? 2 : 1;
+    }
+    return made_trace(requests, 512, {1, 2, 3, 1, 4});
+  };
+  const RequestRecord decode = run_text(kColocated, world(1000 * kSecond), sets).run.requests[2];
+  int choices[2] = {};
+  for (int percent = 20; percent < 98; ++percent) {
+    const Trace trace = world(decode.first_token + (decode.end - decode.first_token) * percent / 100);
+    const Outcomes fast = run_text(kColocated, trace, sets);
+    EXPECT_EQ(fast.run.requests[0].prefill_worker, 0u);
+    EXPECT_EQ(fast.run.requests[1].prefill_worker, 1u);
+    EXPECT_EQ(fast.run.requests[2].prefill_worker, 0u);
+    EXPECT_EQ(first_difference(fast.csv, run_text(kColocated, trace, slow).csv), "") << percent;
+    ++choices[fast.run.requests[3].prefill_worker];
+  }
+  EXPECT_GT(choices[0], 10);
+  EXPECT_GT(choices[1], 10);
+}
+
 // Every turn of a session goes where its first went, on both sides.
 TEST(SessionAffinity, HoldsThroughARun) {
   const Trace trace = small_trace(80, 10, kMillisecond);

@@ -167,7 +167,7 @@ TEST(Summary, Throughput) {
 
 // A request meets the SLO by its own TTFT and TPOT; a metric that it does not have cannot fail it. The
 // fraction is of all counted requests: who is rejected or fails has not met it.
-TEST(Summary, GoodputIsByEachRequestSOwnLatencies) {
+TEST(Summary, GoodputIsByOwnLatencies) {
   Fixture f = mixed();
   f.context.slo = {{"ttft_ms", {{"p95", 33.0}}}, {"tpot_ms", {{"p95", 10.0}}}};
   Json s = f.summary();
@@ -237,7 +237,8 @@ TEST(Summary, NothingCompletedIsAllZerosAndNulls) {
   EXPECT_FALSE(summary_table(s).empty());
 }
 
-// hit + computed = prompt, over completed requests; what is computed again is counted apart.
+// hit + computed = prompt, over completed requests inside the window; what is computed again is counted
+// apart.
 TEST(Summary, CacheTokens) {
   Fixture f = mixed();
   f.run.requests[0].local_hit_tokens = 64;
@@ -249,10 +250,10 @@ TEST(Summary, CacheTokens) {
   f.run.workers[0].evicted_blocks = 3;
   f.run.workers[1].evicted_blocks = 4;
   const Json c = f.summary()["cache"];
-  EXPECT_EQ(c["prompt_tokens"], 100 + 300 + 50 + 100);
+  EXPECT_EQ(c["prompt_tokens"], 100 + 300 + 50);
   EXPECT_EQ(c["local_hit_tokens"], 320);
   EXPECT_EQ(c["remote_hit_tokens"], 16);
-  EXPECT_EQ(c["computed_tokens"], 550 - 336);
+  EXPECT_EQ(c["computed_tokens"], 450 - 336);
   EXPECT_EQ(c["recomputed_tokens"], 7);
   EXPECT_EQ(c["preemptions"], 2);
   EXPECT_EQ(c["evicted_blocks"], 7);
@@ -327,7 +328,7 @@ std::vector<std::string> keys(const Json& j) {
 }
 
 // CONTRACT's summary.json, in its order; what is below a section may be more, never less.
-TEST(Summary, HasTheContractSKeys) {
+TEST(Summary, HasTheKeysOfTheContract) {
   Fixture f = mixed();
   f.run.workers.resize(1);
   f.run.links.resize(1);
@@ -384,7 +385,7 @@ std::vector<std::string> lines(const std::string& text) {
   return out;
 }
 
-TEST(RequestsCsv, HasTheContractSColumnsInOrder) {
+TEST(RequestsCsv, HasTheColumnsOfTheContractInOrder) {
   const Fixture f = mixed();
   const std::vector<std::string> rows = lines(requests_csv(f.run, f.trace, {}));
   EXPECT_EQ(rows[0],

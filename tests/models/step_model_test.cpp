@@ -196,7 +196,7 @@ TEST(StepModel, WorkOfADenseModel) {
   const StepModel model = model_of("llama-3.1-8b", {}, Dtype::bf16);
   const ModelSpec spec = load_model("llama-3.1-8b");
   StepTotals totals;
-  totals.steps = 10;
+  totals.steps = totals.sampling_steps = 10;
   totals.decode_requests = 10 * 32;
   totals.sampled_requests = 10 * 32;
   totals.decode_context = 10 * 32 * 2000;

@@ -45,7 +45,7 @@ double chi_square(const std::vector<int>& counts, const std::vector<double>& exp
   return sum;
 }
 
-TEST(Policies, TableHasTheScenarioSNames) {
+TEST(Policies, TableHasTheNamesOfTheScenario) {
   const auto table = routing_policies();
   ASSERT_EQ(table.size(), std::size(kRouterPolicies));
   for (std::size_t i = 0; i < table.size(); ++i) {
@@ -71,7 +71,6 @@ TEST(Policies, ChooseACandidateAndRepeat) {
       }
       if (a.candidates.empty()) a.candidates.push_back(3);
       a.view.session = random.below(4);
-      a.view.decode = random.below(2) == 0;
       a.state.turn = random.below(100);
       RouterState again = a.state;
       Random draws = a.random;
@@ -111,8 +110,7 @@ TEST(LeastLoaded, FewestTokensThenFewestRequests) {
   EXPECT_EQ(counts[0] + counts[2], 0);
   EXPECT_GT(counts[1], 0);
   EXPECT_GT(counts[3], 0);
-  // Where only decoding is chosen, prompts that wait to be computed weigh nothing.
-  router.view.decode = true;
+  // Prompts still to compute and context in memory weigh the same.
   router.load[0].context_tokens = 10;
   EXPECT_EQ(router.choose("least_loaded"), 0u);
 }

@@ -107,7 +107,7 @@ TEST(ScenarioErrors, MissingKeys) {
       {R"({"workload": {"format": null}})",
        "/workload: 'format' is missing, expected one of mooncake, azure"},
       {R"({"workload": {"trace": null, "synthetic": {"isl": 8, "osl": 8, "rate": 1}}})",
-       "/workload/synthetic: 'requests' is missing, expected an integer from 1 to 1000000000"},
+       "/workload/synthetic: 'requests' is missing, expected an integer from 1 to 100000000"},
       {R"({"faults": [{"at_s": 1}]})",
        "/faults/0: 'kind' is missing, expected one of worker_crash, worker_restart, link_down, "
        "link_degraded, "

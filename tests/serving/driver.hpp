@@ -131,7 +131,7 @@ class Driver {
   Nanos now() const { return last_; }
 
  private:
-  enum Kind : std::uint8_t { kLanded, kRead, kNudge, kSettle };
+  enum Kind : std::uint8_t { kLanded, kFailed, kRead, kNudge, kSettle };
   struct Heard {
     Nanos time;
     Kind kind;
@@ -147,6 +147,10 @@ class Driver {
     switch (what.kind) {
       case kLanded:
         landed_.push_back(what.seq);
+        news(what.time, false);
+        break;
+      case kFailed:
+        failed_.push_back(what.seq);
         news(what.time, false);
         break;
       case kRead:
@@ -212,7 +216,7 @@ class Driver {
   }
 
   void start(Nanos now) {
-    if (!engine.begin(now, sequences)) {
+    if (!engine.begin(now, sequences) && failed_.empty()) {
       mode_ = engine.has_requests() ? Mode::idle : Mode::asleep;
       idle_since_ = now;
       return;
@@ -220,20 +224,19 @@ class Driver {
     Step& step = engine.current();
     Nanos delay = 0;
     for (const SeqId id : step.loads) {
-      switch (fates[id].post) {
-        case Fate::Post::works:
-          delay += posting;
-          heard_.push({now + delay + fates[id].wire, kLanded, id});
-          break;
-        case Fate::Post::recompute:  // what it hits is all there is
-          engine.loaded(id, sequences[id].hit_tokens, sequences);
-          break;
-        case Fate::Post::abandon:
-          engine.abandon(id, sequences);
-          fates[id].finish = now;
-          break;
+      const bool works = fates[id].post == Fate::Post::works;
+      if (works) delay += posting;
+      heard_.push({now + delay + fates[id].wire, works ? kLanded : kFailed, id});
+    }
+    for (const SeqId id : failed_) {  // found when it would have been posted, with this step
+      if (fates[id].post == Fate::Post::recompute) {
+        engine.loaded(id, sequences[id].hit_tokens, sequences);
+      } else {
+        engine.abandon(id, sequences);
+        fates[id].finish = now;
       }
     }
+    failed_.clear();
     if (keep_steps) steps.push_back({now, step.items, step.loads, step.declined, step.shape});
     engine.launch(now, delay, idle_step, sequences, outcome_);
     mode_ = Mode::stepping;
@@ -243,7 +246,7 @@ class Driver {
 
   Outcome outcome_;
   std::priority_queue<Heard> heard_;
-  std::vector<SeqId> landed_, read_;
+  std::vector<SeqId> landed_, failed_, read_;
   std::size_t next_arrival_ = 0, next_timer_ = 0;
   Mode mode_ = Mode::asleep;
   Nanos idle_since_ = 0, boundary_ = kNever, last_ = 0;

@@ -154,14 +154,16 @@ StepShape decode_shape(std::int32_t requests, std::int64_t context, std::int32_t
 }
 
 StepShape prefill_shape(std::int32_t tokens, std::int32_t window) {
-  const std::int64_t n = tokens, full = std::min(tokens, window);  // queries that see all before them
+  const std::int64_t n = tokens;
   StepShape shape;
   shape.prefill_requests = shape.sampled_requests = 1;
   shape.prefill_tokens = tokens;
   shape.prefill_pairs = n * (n + 1) / 2;
   shape.prefill_context = n;
-  shape.prefill_window_pairs = full * (full + 1) / 2 + (n - full) * window;
-  shape.prefill_window_context = window > 0 ? n : 0;
+  if (window > 0) {
+    shape.prefill_window_pairs = window_pairs(0, n, window);
+    shape.prefill_window_context = window_context(0, n, window);
+  }
   return shape;
 }
 
@@ -449,25 +451,10 @@ Json features_json(const Scenario& s, const Deployment& d) {
   return list;
 }
 
-// Into the scenario in force: the knobs whose defaults depend on GPU and model, and --prices.
-void resolve(LoadedScenario& loaded, const Deployment& d) {
-  for (std::size_t i = 0; i < d.pools.size(); ++i) {
-    const EngineConfig &asked = loaded.scenario.pools[i].engine, &resolved = d.pools[i].engine;
-    const std::string at = fmt::format("/pools/{}/engine/", i);
-    const std::string by_gpu = fmt::format("vLLM 0.24 on {}", d.pools[i].gpu->name);
-    if (asked.max_num_seqs == 0) put_resolved(loaded, at + "max_num_seqs", resolved.max_num_seqs, by_gpu);
-    if (asked.max_num_batched_tokens == 0)
-      put_resolved(loaded, at + "max_num_batched_tokens", resolved.max_num_batched_tokens, by_gpu);
-    if (asked.max_model_len == 0)
-      put_resolved(loaded, at + "max_model_len", resolved.max_model_len,
-                   "the model's max_position_embeddings");
-  }
-}
-
 Json document(const ReplayOptions& options, const std::string& path) {
   LoadedScenario loaded = load_scenario_for(path, options);
   const Deployment d = plan_deployment(loaded);
-  resolve(loaded, d);
+  put_defaults_by_gpu(loaded, d);
   const Scenario& s = loaded.scenario;
 
   Json scenario = Json::parse(loaded.in_force), origins = Json::object();

@@ -14,7 +14,7 @@ namespace pdsim {
 
 namespace fs = std::filesystem;
 
-void check_folder(const std::string& folder) {
+void check_folder(const std::string& folder, std::span<const std::string_view> names) {
   fs::path at = fs::absolute(folder);
   std::error_code error;
   while (!fs::exists(at, error) && at.has_parent_path() && at != at.parent_path()) at = at.parent_path();
@@ -25,11 +25,19 @@ void check_folder(const std::string& folder) {
   if (access(at.c_str(), W_OK) != 0) {
     throw InputError(folder, fmt::format("{} cannot be written to: {}", at.string(), std::strerror(errno)));
   }
+  for (const std::string_view name : names) {
+    const fs::path target = fs::path(folder) / name;
+    if (fs::is_directory(target, error)) {
+      throw InputError(target.string(), "is a folder; expected a file, or nothing");
+    }
+  }
 }
 
 std::vector<std::string> write_files(const std::string& folder,
                                      const std::vector<std::pair<std::string, std::string>>& files) {
-  check_folder(folder);
+  std::vector<std::string_view> names;
+  for (const auto& file : files) names.push_back(file.first);
+  check_folder(folder, names);
   std::vector<std::pair<fs::path, fs::path>> moves;  // from, to
   const auto give_up = [&](const fs::path& path, int error) {
     std::error_code ignored;

@@ -1,6 +1,7 @@
 // Result files: all of them or none, never a half-written one.
 #pragma once
 
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -8,8 +9,9 @@
 
 namespace pdsim {
 
-/// InputError unless `folder` is a folder that can be written to, or can be made. Makes nothing.
-void check_folder(const std::string& folder);
+/// InputError unless `folder` is a folder that can be written to, or can be made, and none of `names` in it
+/// is a folder itself. Makes nothing.
+void check_folder(const std::string& folder, std::span<const std::string_view> names = {});
 
 /// Writes (name, content) pairs into `folder`, made if missing: each beside its name first, then all
 /// renamed. Returns the paths. InputError, and nothing left behind, when one cannot be written.

@@ -3,6 +3,7 @@
 #include <sys/resource.h>
 
 #include <CLI/CLI.hpp>
+#include <array>
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
@@ -27,6 +28,14 @@ struct Options : ReplayOptions {
   bool json = false;
 };
 
+constexpr std::array<std::string_view, 4> kResultFiles = {"summary.json", "requests.csv", "scenario.json",
+                                                          "run.json"};
+
+// Names from outside (a path, a session) may not be UTF-8; JSON is.
+std::string text_of(const nlohmann::ordered_json& document) {
+  return document.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+}
+
 struct Usage {
   double wall_s = 0, user_s = 0, peak_mib = 0;
 };
@@ -41,12 +50,13 @@ Usage usage_since(std::chrono::steady_clock::time_point start) {
 
 int replay(const Options& options) {
   const auto start = std::chrono::steady_clock::now();
-  const LoadedScenario loaded = load_scenario_for(options.scenario, options);
+  LoadedScenario loaded = load_scenario_for(options.scenario, options);
   const Deployment deployment = plan_deployment(loaded);
-  if (!options.out.empty()) check_folder(options.out);
+  put_defaults_by_gpu(loaded, deployment);
+  if (!options.out.empty()) check_folder(options.out, kResultFiles);
+  catch_interrupts();
   const Trace trace = load_trace_for(loaded, options.quiet);
 
-  catch_interrupts();
   RunHooks hooks;
   Progress progress("replaying", "requests", options.quiet);
   hooks.interrupted = interrupted;
@@ -57,44 +67,45 @@ int replay(const Options& options) {
       std::chrono::duration<double>(std::chrono::steady_clock::now() - simulation_start).count();
   progress.finish();
 
-  const nlohmann::ordered_json summary = summarize(run, context_of(loaded, deployment), trace);
+  const nlohmann::ordered_json summary = summarize(run, context_of(loaded, deployment, options), trace);
   const auto completed = summary["requests"]["completed"].get<std::uint64_t>();
+  const nlohmann::ordered_json& counts = summary["requests"];
+  const auto requests = counts["injected"].get<double>() - counts["in_flight"].get<double>();
+  const double requests_per_s = simulation_s > 0 ? requests / simulation_s : 0;
   std::vector<std::string> written;
+  Usage usage;
   if (!options.out.empty()) {
     std::vector<std::string> names;
     for (const WorkerPlan& worker : deployment.workers) names.push_back(worker.name);
-    written = write_files(options.out, {{"summary.json", summary.dump(2) + "\n"},
-                                        {"requests.csv", requests_csv(run, trace, names)},
-                                        {"scenario.json", loaded.in_force}});
-  }
-  const Usage usage = usage_since(start);
-  const nlohmann::ordered_json& counts = summary["requests"];
-  const auto requests = counts["injected"].get<double>() - counts["in_flight"].get<double>();
-  if (!options.out.empty()) {
+    std::string rows = requests_csv(run, trace, names);
+    usage = usage_since(start);
     const nlohmann::ordered_json about = {
         {"schema", "pdsim.run/1"},
         {"version", PDSIM_VERSION},
         {"wall_s", usage.wall_s},
         {"user_s", usage.user_s},
         {"simulation_wall_s", simulation_s},
-        {"requests_per_wall_s", simulation_s > 0 ? requests / simulation_s : 0.0},
+        {"requests_per_wall_s", requests_per_s},
         {"queue_pops", run.queue_pops},
         {"ns_per_pop", run.queue_pops > 0 ? simulation_s * 1e9 / static_cast<double>(run.queue_pops) : 0.0},
         {"events", run.events},
         {"peak_mib", usage.peak_mib}};
-    for (std::string& path : write_files(options.out, {{"run.json", about.dump(2) + "\n"}})) {
-      written.push_back(std::move(path));
-    }
+    written = write_files(options.out, {{std::string(kResultFiles[0]), text_of(summary) + "\n"},
+                                        {std::string(kResultFiles[1]), std::move(rows)},
+                                        {std::string(kResultFiles[2]), loaded.in_force + "\n"},
+                                        {std::string(kResultFiles[3]), text_of(about) + "\n"}});
+  } else {
+    usage = usage_since(start);
   }
   if (options.json) {
-    fmt::print("{}\n", summary.dump(2));
+    fmt::print("{}\n", text_of(summary));
   } else {
     fmt::print("{}", summary_table(summary));
     fmt::print(
-        "simulated           {:.1f} s in {:.2f} s ({:.0f} requests/s, {:.1f} M events, {:.1f} M queue pops, "
-        "{:.0f} MiB)\n",
-        to_seconds(run.end), usage.wall_s, simulation_s > 0 ? requests / simulation_s : 0.0,
-        static_cast<double>(run.events) / 1e6, static_cast<double>(run.queue_pops) / 1e6, usage.peak_mib);
+        "simulated           {:.1f} s in {:.2f} s ({} requests/s, {} events, {} queue pops, {:.0f} MiB)\n",
+        to_seconds(run.end), usage.wall_s, short_count(requests_per_s),
+        short_count(static_cast<double>(run.events)), short_count(static_cast<double>(run.queue_pops)),
+        usage.peak_mib);
     for (const std::string& path : written) fmt::print("wrote               {}\n", path);
   }
   if (run.status == RunStatus::interrupted) {
@@ -129,8 +140,12 @@ void add_replay(CLI::App& app, Command& run) {
       "--out", options->out,
       "Folder for summary.json, requests.csv, run.json and the scenario in force (made if missing)");
   sub->add_flag("--json", options->json, "The summary as JSON on stdout");
+  std::string policies;
+  for (const Named& policy : kRouterPolicies)
+    policies += fmt::format("  {:<18}{}\n", policy.name, policy.sentence);
   sub->footer(
-      "Example: pdsim replay scenarios/quickstart.json --set pools.decode.engine.max_num_seqs=64 --out out");
+      "router.policy is one of\n" + policies +
+      "\nExample:\n  pdsim replay scenarios/quickstart.json --set router.policy=least_loaded --out out");
   sub->callback([options, &run] { run = [options] { return replay(*options); }; });
 }
 

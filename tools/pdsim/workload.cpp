@@ -3,12 +3,16 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <filesystem>
 #include <fstream>
+#include <iostream>
 #include <nlohmann/json.hpp>
 
 #include "models/hardware.hpp"
 #include "sim/cluster/cluster.hpp"
 #include "sim/core/error.hpp"
+#include "tools/pdsim/interrupt.hpp"
+#include "tools/pdsim/progress.hpp"
 #include "traces/generate.hpp"
 #include "traces/reader.hpp"
 #include "traces/reshape.hpp"
@@ -20,20 +24,23 @@ namespace {
 // A file of one's own prices: {"p5en.48xlarge": 41.5, ...}, USD per hour of a whole instance. Those of the
 // scenario's instances join the scenario in force.
 void apply_prices(const std::string& path, LoadedScenario& loaded) {
-  std::ifstream file(path);
-  if (!file) throw InputError(path, "cannot be read; expected a JSON object of instance: USD per hour");
+  std::ifstream opened;
+  if (path != "-") opened.open(path);
+  if (path != "-" && (!opened || std::filesystem::is_directory(path))) {
+    throw InputError(path, "cannot be read; expected a JSON object of instance: USD per hour");
+  }
   nlohmann::json prices;
   try {
-    prices = nlohmann::json::parse(file, nullptr, true, true);
-  } catch (const nlohmann::json::parse_error& error) {
+    prices = nlohmann::json::parse(path == "-" ? std::cin : opened, nullptr, true, true);
+  } catch (const nlohmann::json::exception& error) {
     throw InputError(path, fmt::format("is not JSON: {}", error.what()));
   }
   if (!prices.is_object()) throw InputError(path, "expected a JSON object of instance: USD per hour");
   for (const auto& [instance, usd] : prices.items()) {
     const std::string at = path + ": /" + instance;
     find_instance(instance, at);
-    if (!usd.is_number() || usd.get<double>() < 0) {
-      throw InputError(at, fmt::format("is {}, expected USD per hour, at least 0", usd.dump()));
+    if (!usd.is_number() || !(usd.get<double>() > 0)) {
+      throw InputError(at, fmt::format("is {}, expected USD per hour, above 0", usd.dump()));
     }
     loaded.scenario.pricing.usd_per_hour[instance] = usd.get<double>();
   }
@@ -71,6 +78,10 @@ void add_replay_options(CLI::App& app, ReplayOptions& options) {
 }
 
 LoadedScenario load_scenario_for(const std::string& path, const ReplayOptions& options) {
+  if ((path == "-") + (options.trace == "-") + (options.prices == "-") > 1) {
+    throw InputError("-",
+                     "stands for stdin more than once; expected one of scenario, trace and prices at most");
+  }
   Overrides overrides;
   overrides.trace = options.trace;
   overrides.format = options.format;
@@ -89,18 +100,27 @@ Trace load_trace_for(const LoadedScenario& loaded, bool quiet) {
     const SyntheticWorkload w{c.requests, c.rate, c.poisson, c.isl, c.osl, c.range_ratio, c.shared_prefix};
     trace = synthetic_trace(w, loaded.scenario.pools.front().engine.block_size, loaded.scenario.seed);
   } else {
-    trace = read_trace(workload.trace, workload.format);
+    Progress progress("reading", "bytes", quiet);
+    ReadOptions options;
+    options.progress = [&](std::uint64_t done, std::uint64_t total) {
+      if (interrupted()) throw Interrupted{};
+      progress.update(done, total);
+    };
+    trace = read_trace(workload.trace, workload.format, options);
   }
   if (workload.time_scale != 1.0) scale_time(trace, workload.time_scale);
   if (!quiet) fmt::print(stderr, "{}\n", load_summary(trace));
   return trace;
 }
 
-RunContext context_of(const LoadedScenario& loaded, const Deployment& deployment) {
+RunContext context_of(const LoadedScenario& loaded, const Deployment& deployment,
+                      const ReplayOptions& options) {
   RunContext context;
   context.scenario = loaded.scenario.name;
   context.scenario_sha256 = loaded.sha256;
   context.profile = deployment.profile;
+  context.profile_sha256 = deployment.profile_sha256;
+  context.sets = options.sets;
   context.seed = loaded.scenario.seed;
   context.slo = loaded.scenario.slo;
   for (std::size_t n = 0; n < deployment.nodes.size(); ++n) {

@@ -35,6 +35,7 @@ LoadedScenario load_scenario_for(const std::string& path, const ReplayOptions& o
 Trace load_trace_for(const LoadedScenario& loaded, bool quiet);
 
 /// What a summary says beside the run itself.
-RunContext context_of(const LoadedScenario& loaded, const Deployment& deployment);
+RunContext context_of(const LoadedScenario& loaded, const Deployment& deployment,
+                      const ReplayOptions& options);
 
 }  // namespace pdsim
