@@ -161,7 +161,7 @@ class Rank {
     const std::int64_t kv = std::int64_t{kv_heads} * model_.head_dim;
     add_gemm("qkv_proj", (model_.output_gate ? 2 * q : q) + 2 * kv, model_.hidden, dtype);
     if (model_.qk_norm) {
-      elementwise("qk_norm", 2 * (q + kv)).weights = 2 * model_.head_dim;
+      elementwise("qk_norm", 2 * (q + kv)).weights = std::int64_t{2} * model_.head_dim;
       done();
     }
     add_elementwise("rope_and_cache", 2 * (q + kv) + 2 * kv);
@@ -182,13 +182,14 @@ class Rank {
     const std::int64_t kv = model_.latent + model_.rope;
     if (model_.q_lora != 0) {
       add_gemm("qkv_a_proj", model_.q_lora + kv, model_.hidden, dtype);
-      elementwise("qkv_a_norm", 2 * (model_.q_lora + model_.latent)).weights = model_.q_lora + model_.latent;
+      elementwise("qkv_a_norm", std::int64_t{2} * (model_.q_lora + model_.latent)).weights =
+          model_.q_lora + model_.latent;
       done();
       add_gemm("q_b_proj", q, model_.q_lora, dtype);
     } else {
       add_gemm("q_proj", q, model_.hidden, dtype);
       add_gemm("kv_a_proj", kv, model_.hidden, dtype);
-      elementwise("kv_a_norm", 2 * model_.latent).weights = model_.latent;
+      elementwise("kv_a_norm", std::int64_t{2} * model_.latent).weights = model_.latent;
       done();
     }
     add_elementwise("rope_and_cache", 2 * (heads + 1) * model_.rope + 2 * kv);
@@ -303,7 +304,8 @@ double weight_bytes(const std::vector<Operator>& operators, std::int32_t int4_gr
 /// layout: fp8 latent, an fp32 scale every 128 elements, the positional part in 16 bits.
 double latent_bytes(const ModelSpec& model, Dtype kv, bool sparse) {
   const double element = bytes_per_element(kv);
-  if (sparse && element < 2) return model.latent + model.latent / 128 * 4 + model.rope * 2;
+  const std::int32_t scale_bytes = model.latent / 128 * 4;
+  if (sparse && element < 2) return model.latent + scale_bytes + model.rope * 2;
   return (model.latent + model.rope) * element;
 }
 

@@ -64,7 +64,7 @@ bool parse_stamp(std::string_view text, Nanos& time) {
     if (!east && text[0] != '-') return false;
     text.remove_prefix(1);
     if (!take(text, 2, ':', hour) || !take(text, 2, '\0', minute) || !text.empty()) return false;
-    seconds += (east ? -60 : 60) * (60 * hour + minute);
+    seconds += (east ? -60 : 60) * (std::int64_t{60} * hour + minute);
   }
   time = seconds * kSecond + fraction;
   return true;

@@ -457,8 +457,9 @@ std::string summary_table(const Json& s) {
     const char* sep = " ";
     for (const auto& [metric, bounds] : s["goodput"]["slo"].items()) {
       for (const auto& [p, b] : bounds.items()) {
-        fmt::format_to(put, "{}{} {} {:g} (is {:.1f})", sep, metric, p, b["bound"].get<double>(),
-                       b["value"].is_null() ? 0.0 : b["value"].get<double>());
+        const Json& is = b["value"];
+        fmt::format_to(put, "{}{} {} {:g} (is {})", sep, metric, p, b["bound"].get<double>(),
+                       is.is_null() ? "none" : fmt::format("{:.1f}", is.get<double>()));
         sep = ", ";
       }
     }

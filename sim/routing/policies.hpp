@@ -1,8 +1,8 @@
 // Where a request goes: policies as functions over what a router can know.
 //
 // A router knows what it has sent and what has come back, and (prefix_aware) the cache events that
-// workers publish at the end of a step, a delay later. It does not see queues or KV usage as they are
-// now: no real one does.
+// workers publish at the end of a step, a delay later. That a request has ended it hears at once, on the
+// stream that it relays. It does not see queues or KV usage as they are now: no real one does.
 //
 // A new policy is one function, one row in kRoutingPolicies (and its name in scenario/names.hpp), one
 // test.

@@ -208,8 +208,11 @@ LoadedScenario parse_scenario(std::string_view text, const std::string& file, co
 
   loaded.file = file;
   loaded.sha256 = sha256_hex(text);
-  loaded.in_force = in_force.dump(2);
+  Json identified = {{"$schema", "pdsim.scenario/1"}};  // as every document says what it is
+  identified.update(in_force);
+  loaded.in_force = identified.dump(2);
   loaded.origins = std::move(document.origins);
+  loaded.origins.emplace(loaded.origins.begin(), "/$schema", "scenario");
   return loaded;
 }
 

@@ -35,7 +35,7 @@ using Json = nlohmann::ordered_json;
 /// Instead of a default's source: the key must be given.
 inline constexpr std::string_view kRequired = "required";
 /// Instead of a default's source: a key that is not given stays out of the document in force.
-inline constexpr std::string_view kAbsent = "";
+inline constexpr std::string_view kAbsent;
 
 /// A default that nobody else's system or measurement stands behind.
 inline constexpr std::string_view kOwn = "pdsim's own";

@@ -350,7 +350,7 @@ void BlockPool::insert_copy(Run& run, std::int32_t s, std::int32_t older) {
 /// The first `count` blocks of s, more than before, have their identity in the index from now on. An
 /// older copy of what s gains must stay before it: s is split unless it is the newest copy already.
 void BlockPool::cache(std::int32_t s, std::int32_t count) {
-  if (runs_ * 2 >= std::ssize(index_)) grow_index();
+  if (std::ptrdiff_t{2} * runs_ >= std::ssize(index_)) grow_index();
   Run& run = index_[slot_of(segment(s).hash)];
   cached_ += count - segment(s).cached;
   if (segment(s).cached > 0 && segment(run.oldest).older != s) {

@@ -75,6 +75,10 @@ struct Mode {
   std::string async;
 };
 
+void PrintTo(const Mode& mode, std::ostream* out) {
+  *out << mode.policy;
+}
+
 class StepByStep : public testing::TestWithParam<Mode> {};
 
 TEST_P(StepByStep, IsByteIdentical) {

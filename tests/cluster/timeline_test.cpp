@@ -97,6 +97,10 @@ struct Case {
   const char* async;
 };
 
+void PrintTo(const Case& c, std::ostream* out) {
+  *out << c.model;
+}
+
 class Handover : public testing::TestWithParam<Case> {};
 
 // kv-transfer facts 1.1, in time:
