@@ -87,7 +87,8 @@ std::vector<std::size_t> per_layer(const Config& config, std::string_view key, s
   }
   std::vector<std::size_t> indices;
   for (const json& entry : list) {
-    const auto word = std::find(words.begin(), words.end(), entry);
+    const std::string text = entry.is_string() ? entry.get<std::string>() : "";
+    const auto word = std::find(words.begin(), words.end(), text);
     if (word == words.end()) {
       throw InputError(fmt::format("{}/{}", object.at(key), indices.size()),
                        fmt::format("is {}: expected {}", entry.dump(), fmt::join(words, " or ")));
