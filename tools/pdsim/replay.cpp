@@ -49,12 +49,12 @@ Usage usage_since(std::chrono::steady_clock::time_point start) {
 }
 
 int replay(const Options& options) {
+  catch_interrupts();
   const auto start = std::chrono::steady_clock::now();
   LoadedScenario loaded = load_scenario_for(options.scenario, options);
   const Deployment deployment = plan_deployment(loaded);
   put_defaults_by_gpu(loaded, deployment);
   if (!options.out.empty()) check_folder(options.out, kResultFiles);
-  catch_interrupts();
   const Trace trace = load_trace_for(loaded, options.quiet);
 
   RunHooks hooks;
