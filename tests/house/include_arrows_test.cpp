@@ -53,8 +53,12 @@ constexpr Banned kBanned[] = {
     {"TODO", "", "", "unfinished work is an issue, not a comment"},
     {"FIXME", "", "", "unfinished work is an issue, not a comment"},
     {"/home/", "", "", "a path of one machine"},
-    {"/root" "/", "", "", "a path of one machine"},
-    {"/work" "/", "", "", "a path of one machine"},
+    {"/root"
+     "/",
+     "", "", "a path of one machine"},
+    {"/work"
+     "/",
+     "", "", "a path of one machine"},
     {"_distribution<", "", "", "differs between standard libraries; see sim/core/random.hpp"},
     {"std::mt19937", "", "", "ties every draw to those before it; see sim/core/random.hpp"},
     {"std::random_device", "", "", "gives no run twice; see sim/core/random.hpp"},
