@@ -5,8 +5,9 @@
 // between two entities takes at least a nanosecond, so two workers whose steps end at the same instant
 // cannot see each other's news in either order.
 //
-// Checked in every run: requests are conserved, stages sum to the end-to-end time, blocks return to
-// their pools, bytes sent are bytes received. A broken one throws InternalError.
+// Checked in every run: requests are conserved, stages sum to the end-to-end time, tokens computed are
+// those of prompts, answers and recomputation, blocks return to their pools, bytes sent are bytes
+// received. A broken one throws InternalError.
 #pragma once
 
 #include <cstdint>

@@ -27,7 +27,7 @@ enum Kind : std::uint32_t {
   kLanded,     // completion: a transfer's last byte is in decode's memory
   kContact,    // completion: a handshake is done; entity = decode worker, arg = prefill worker
   kArrival,    // arrival: a request reaches the router
-  kDeliver,    // arrival: a request reaches an engine; arg = worker
+  kDeliver,    // arrival: a request reaches an engine; arg = worker, with kSecondLeg after prefill
   kHeartbeat,  // arrival: entity = prefill worker, arg = decode worker
   kReadDone,   // arrival: a notification reaches a prefill worker; arg = sequence
   kBoundary,   // decision: entity = worker, arg = epoch

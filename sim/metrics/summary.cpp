@@ -35,7 +35,6 @@ std::size_t index(Stage stage) {
 double own_metric(const RequestRecord& r, const std::string& metric) {
   if (metric == "ttft_ms") return r.first_token < 0 ? -1 : to_ms(r.first_token - r.arrival);
   if (metric == "tpot_ms") return r.has_tpot() ? to_ms(r.tpot()) : -1;
-  if (metric == "e2e_ms") return to_ms(r.e2e());
   return -1;
 }
 
