@@ -9,7 +9,9 @@ find_package(fmt REQUIRED)                # text: messages, tables, CSV
 find_package(simdjson REQUIRED)           # JSONL traces of any size
 find_package(ZLIB REQUIRED)               # traces and tables that come as .gz
 find_package(OpenSSL REQUIRED COMPONENTS Crypto)  # SHA-256 of every input
+find_package(SQLite3 REQUIRED)            # results of sweeps, safe at every moment
 find_package(PkgConfig REQUIRED)
+pkg_check_modules(muparser REQUIRED IMPORTED_TARGET muparser)  # constraints between parameters of a sweep
 pkg_check_modules(zstd REQUIRED IMPORTED_TARGET libzstd)  # traces that come as .zst
 
 # Header-only givens are system headers: their warnings are not ours.

@@ -14,16 +14,16 @@
 // each range of rows in which a library picks another kernel, is what small coefficients can know.
 #pragma once
 
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <span>
+#include <string>
 #include <string_view>
-
-#include "models/dtype.hpp"
+#include <vector>
 
 namespace pdsim {
-
-struct Operator;
 
 /// max(a, b) for overlap 1, a + b for overlap 0, smooth between. Requires a, b >= 0.
 inline double overlapped(double a, double b, double overlap) {
@@ -38,16 +38,68 @@ struct Coefficients {
   double flops_per_ns = 0;  ///< reached on whole tiles (TFLOP/s x 1000); 0: never the limit
   double bytes_per_ns = 0;  ///< reached (GB/s)
   double overlap = 1;
-  double element_ns = 0;  ///< gemm: per input element (quantisation); moe: per routed token and hidden unit
-  double host_ns = 0;     ///< floor of tables that were measured launch by launch; graphs hide it: not in t
-  double ragged = 1;      ///< gemm: factor on arithmetic when m is no multiple of 16
+  double element_ns = 0;   ///< gemm: per input element (quantisation); moe: per routed token and hidden unit
+  double inner_ns = 0;     ///< moe: per routed token and column of the intermediate
+  double expert_ns = 0;    ///< moe: per expert that has rows
+  double parallel_ns = 0;  ///< moe: more launch where experts are spread over ranks
+  double host_ns = 0;      ///< floor of tables that were measured launch by launch; graphs hide it: not in t
+  double ragged = 1;       ///< gemm: factor on arithmetic when m is no multiple of 16; moe: on all
+                           ///< work when the intermediate is none
+  double ragged_host_ns =
+      0;  ///< gemm: added to host_ns when m is no multiple of 4: a launch that pads scales
   std::int32_t tile_m = 0, tile_n = 0, cluster = 1;
 
-  // Decode attention: M's compute side also holds what thread blocks cost.
-  double wave_ns = 0;     ///< one thread block (a query's KV head) on each multiprocessor
-  double walk_ns = 0;     ///< one block's walk along its keys, per key
+  // Attention (models/attention.hpp). tile_m: rows of a tile, the queries of one head or, with tile_n 0, of
+  // all heads that share a KV head. M's compute side also holds what thread blocks cost.
+  double hidden_keys = 0;   ///< computed for each query and not visible to it
+  double spread = 0;        ///< ... and as many for each query of its tile
+  double tail = 0;          ///< slowness of the longest block against its share of the full rate
+  double tail_overlap = 1;  ///< of the longest block and the rest
+  double cache_bytes = 0, cache_bytes_per_ns = 0;  ///< what is read from L2, and how fast
+  double wave_ns = 0;                              ///< one thread block on each multiprocessor
+  double walk_ns = 0;                              ///< one block's walk along its keys, per key
   double walk_waves = 0;  ///< with fewer waves than this a walk is split among idle multiprocessors
   double split_ns = 0;    ///< the kernel that combines split walks
+};
+
+/// The logarithm to base 2 by parts: exponent + mantissa - 1, exact at powers of two and linear between.
+/// No library function, the same on every machine. Requires a normal x > 0.
+inline double octave(double x) {
+  const auto bits = std::bit_cast<std::uint64_t>(x);
+  const auto mantissa = std::bit_cast<double>((bits & 0xfffffffffffffu) | 0x3ff0000000000000u);
+  return static_cast<double>(bits >> 52) - 1024 + mantissa;
+}
+
+/// What the formula leaves over: log(measured / formula) at the nodes of a grid over the operation's own
+/// shape, multilinear in the octave of each coordinate, constant beyond the grid's ends, so that a curve
+/// continues physically there.
+struct Correction {
+  struct Axis {
+    std::string name;            ///< as in shape_axes()
+    std::vector<double> nodes;   ///< ascending, above 0
+    std::vector<double> octave;  ///< of each node
+    Axis() = default;
+    Axis(std::string name, std::vector<double> nodes);
+  };
+  std::vector<Axis> axes;
+  std::vector<std::int16_t> permille;  ///< of the natural logarithm; the last axis runs fastest
+
+  bool empty() const { return permille.empty(); }
+  std::size_t size() const;  ///< nodes of the whole grid
+  /// exp of the log-ratio at a point, one coordinate an axis; 1 when empty. Coordinates below 1 count as
+  /// 1. O(2^axes), some tens of ns.
+  double factor(std::span<const double> at) const;
+  /// The grid over the other axes at one value of this.
+  Correction fix(std::size_t axis, double value) const;
+
+  static constexpr std::size_t kMostAxes = 4;
+  /// The corners of the cell that holds a point: 2^axes indices and weights that sum to 1.
+  struct Cell {
+    std::size_t count = 0;
+    std::size_t index[std::size_t{1} << kMostAxes];
+    double weight[std::size_t{1} << kMostAxes];
+  };
+  Cell cell(std::span<const double> at) const;
 };
 
 enum class Regime : std::uint8_t { compute, bandwidth, launch };
@@ -57,6 +109,11 @@ struct KernelTime {
   double launch = 0, compute = 0, memory = 0;  ///< the terms, ns
   double ns = 0;                               ///< what they make together
   double useful = 1;                           ///< share of compute that is not padding of tiles and waves
+
+  /// All terms times a factor.
+  KernelTime operator*(double factor) const {
+    return {launch * factor, compute * factor, memory * factor, ns * factor, useful};
+  }
 
   /// Which term is the largest, padding aside.
   Regime regime() const {
@@ -72,87 +129,12 @@ struct KernelWork {
   double bytes = 0;  ///< each operand once
 };
 
-/// [m, k] x [k, n] with weights [k, n] in `dtype`: activations in the same format where the tensor cores
-/// multiply it (fp8, int8), in 16 bits otherwise; the result in 16 bits.
-struct GemmShape {
-  double m = 0, n = 0, k = 0;
-  Dtype dtype = Dtype::bf16;
-};
-KernelWork gemm_work(const GemmShape& shape);
-/// Tiles of tile_m x tile_n, `cluster` of them together along m, in waves over `sms` multiprocessors:
-/// ceil(ceil(m / (tile_m cluster)) ceil(n / tile_n) / (sms / cluster)) waves of sms tiles.
-KernelTime gemm_time(const Coefficients& fit, std::int32_t sms, const GemmShape& shape);
+/// t of the head of this file for a launch term, flops as computed (padding included, `useful` of them
+/// asked for) and bytes.
+KernelTime together(const Coefficients& fit, double launch, double flops, double bytes, double useful);
 
-/// Routed experts on one GPU: `tokens` enter, each picks `topk` of `experts`, 1 / expert_parallel of which
-/// live here, each cut to `intermediate` columns (three matrices hidden x intermediate).
-struct MoeShape {
-  double tokens = 0, hidden = 0, intermediate = 0;
-  double experts = 0, topk = 0, expert_parallel = 1;
-  Dtype dtype = Dtype::bf16;
-};
-/// Experts met at least once by `tokens` that choose independently and evenly, of those here:
-/// E (1 - (1 - k / E)^T) / expert_parallel.
-double active_experts(const MoeShape& shape);
-KernelWork moe_work(const MoeShape& shape);
-/// Each active expert's rows are padded to tile_m.
-KernelTime moe_time(const Coefficients& fit, const MoeShape& shape);
-
-/// Sums over the rows of one attention kernel. In a decode batch pairs equal context.
-struct AttentionShape {
-  double tokens = 0;   ///< queries
-  double pairs = 0;    ///< visible (query, key) pairs
-  double context = 0;  ///< KV tokens read
-};
-
-/// Work of an attention operator: linear in the sums of AttentionShape and in the pairs that a sparse
-/// indexer leaves, min(pairs, topk tokens).
-struct AttentionForm {
-  double flops_token = 0, flops_pair = 0, flops_context = 0, flops_selected = 0;
-  double bytes_step = 0, bytes_token = 0, bytes_context = 0, bytes_selected = 0;
-  double blocks_token = 0;  ///< thread blocks a query
-  double topk = 0;          ///< 0: no indexer
-
-  double selected(const AttentionShape& s) const {
-    return topk * s.tokens < s.pairs ? topk * s.tokens : s.pairs;
-  }
-  KernelWork work(const AttentionShape& s) const {
-    return {flops_token * s.tokens + flops_pair * s.pairs + flops_context * s.context +
-                flops_selected * selected(s),
-            bytes_step + bytes_token * s.tokens + bytes_context * s.context + bytes_selected * selected(s)};
-  }
-};
-
-/// The form of an attention, mla_attention or dsa_attention operator. Decode MLA works on the latent
-/// itself (absorbed projections), prefill on keys and values expanded from it; DSA always on the latent.
-AttentionForm attention_form(const Operator& op, Dtype kv, bool decode);
-
-/// A form and its coefficients, divided out once: nanoseconds per unit. time() costs a square root and
-/// requires tokens > 0.
-struct AttentionKernel {
-  AttentionForm form;  ///< of nanoseconds: flops / F in place of flops, bytes / B in place of bytes
-  double launch = 0, overlap = 1, split = 0;
-  double walk = 0;        ///< ns per key of the mean context
-  double walk_share = 0;  ///< ... times min(1, this x queries)
-
-  AttentionKernel() = default;
-  AttentionKernel(const AttentionForm& work, const Coefficients& fit, std::int32_t sms);
-
-  KernelTime time(const AttentionShape& s) const {
-    const KernelWork ns = form.work(s);
-    KernelTime t{launch, ns.flops, ns.bytes, 0, 1};
-    if (walk != 0) {
-      const double context = s.context / s.tokens;
-      const double share = walk_share * s.tokens;
-      t.compute += walk * context * (share < 1.0 ? share : 1.0);
-      if (context >= kSplitContext) t.launch += split;
-    }
-    t.ns = t.launch + overlapped(t.compute, t.memory, overlap);
-    return t;
-  }
-
-  /// FlashAttention splits a decode row's keys from this context on: the tables step by a launch there.
-  static constexpr double kSplitContext = 512;
-};
+/// Elements of activations and results: bf16 or fp16.
+inline constexpr double kActivationBytes = 2;
 
 /// What only moves `bytes`: an all-reduce (bytes of one GPU's message), an elementwise kernel, a copy.
 KernelTime stream_time(const Coefficients& fit, double bytes);

@@ -1,14 +1,10 @@
-// From measured kernel tables to a profile: least squares in the logarithm of time.
+// From measured kernel tables (kernel_table.hpp) to a profile: least squares in the logarithm of time, each
+// family of operations in models/fit/.
 //
-// Tables are CSV files, gzipped or not, in the columns of ai-dynamo/aiconfigurator's silicon data (one
-// row a shape, `latency` in ms): gemm, context_attention, generation_attention, moe, custom_allreduce,
-// {mla,dsa}_{context,generation}_module. The modules are whole attention layers, projections included:
-// the time of what a step lists beside the attention operator (projections by the gemm curves fitted
-// before, two elementwise kernels) is taken off, and what is left is that operator. message_size of the
-// all-reduce counts elements, not bytes.
-//
-// A fifth of the (n, k), (heads, KV heads) or expert groups, chosen by a hash of the group, is never
-// fitted: the errors in the profile are on those.
+// A fifth of the (n, k), (heads, KV heads) or expert groups, chosen by a hash of the group, is spared: the
+// errors in the profile are those of a fit without them, on them. What the profile holds in the end is
+// fitted to all rows. Attention modules are whole layers: what a step lists beside the attention operator
+// is taken off by the gemm curves fitted before.
 #pragma once
 
 #include <filesystem>
@@ -16,6 +12,7 @@
 #include <string>
 
 #include "models/hardware.hpp"
+#include "models/kernel_table.hpp"
 #include "models/profile.hpp"
 
 namespace pdsim {
@@ -25,10 +22,16 @@ struct Provenance {
   std::string name, date, source, license;
 };
 
-/// Fits every curve that the tables allow, on the GPU whose multiprocessors and name `gpu` gives.
-/// `tables` are files or folders of them; unknown file names in a folder are passed over. InputError: a
-/// table that cannot be read, lacks a column or holds no number where one must be (with its line).
-/// Deterministic. Some seconds for a full set of tables.
+/// The GPU that the tables were measured on, by their device column. InputError, naming --gpu, where they
+/// have none or it is not known.
+const Gpu& measured_gpu(const KernelTable& table);
+
+/// Fits every curve that the rows allow, on the GPU whose multiprocessors and name `gpu` gives. InputError:
+/// rows that imply more than the GPU can do (see refuse_impossible), or too few for any curve.
+/// Deterministic. Up to a minute for a full set of tables.
+Profile fit_profile(KernelTable table, const Gpu& gpu, const Provenance& provenance);
+
+/// The same from files and folders (see read_kernel_tables).
 Profile fit_profile(std::span<const std::filesystem::path> tables, const Gpu& gpu,
                     const Provenance& provenance);
 

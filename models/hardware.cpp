@@ -20,14 +20,16 @@ Gpu read_gpu(const std::string& name, const JsonObject& json) {
   gpu.product = json.text("product");
   gpu.memory_bytes = json.integer("memory_MiB", 1) * (Bytes{1} << 20);
   gpu.hbm_bytes_per_ns = json.number("hbm_GB_per_s", 1);
+  gpu.fp32_tflops = json.number("fp32_tflops", 1);
   gpu.bf16_tflops = json.number("bf16_tflops", 1);
   gpu.fp8_tflops = json.number_or("fp8_tflops", 0, 0);
   gpu.fp4_tflops = json.number_or("fp4_tflops", 0, 0);
   gpu.int8_tops = json.number_or("int8_tops", 0, 0);
   gpu.nvlink_bytes_per_ns = json.number_or("nvlink_GB_per_s", 0, 0);
+  gpu.nvlink_gpus = static_cast<std::int32_t>(json.integer_or("nvlink_gpus", 8, 1));
   gpu.pcie_bytes_per_ns = json.number("pcie_GB_per_s", 1);
   gpu.sm_count = static_cast<std::int32_t>(json.integer("sm_count", 1));
-  gpu.compute_capability = static_cast<std::int32_t>(json.integer("compute_capability", 10));
+  gpu.compute_capability = static_cast<std::int32_t>(json.integer_or("compute_capability", 0, 10));
   gpu.source = json.text("source");
   return gpu;
 }
@@ -100,7 +102,39 @@ std::vector<std::string> names_of(const std::vector<T>& table) {
 }  // namespace
 
 const Gpu& find_gpu(std::string_view name, std::string_view place) {
-  return find(gpus(), name, "GPU", place);
+  const Gpu* largest = nullptr;  // of those sold in several sizes
+  for (const Gpu& gpu : gpus()) {
+    if (gpu.name == name) return gpu;
+    const bool size_of = gpu.name.starts_with(name) && gpu.name.substr(name.size()).starts_with('-');
+    if (size_of && (largest == nullptr || gpu.memory_bytes > largest->memory_bytes)) largest = &gpu;
+  }
+  return largest != nullptr ? *largest : find(gpus(), name, "GPU", place);
+}
+
+const Gpu* find_device(std::string_view device) {
+  const auto words = [](std::string_view text) {
+    std::vector<std::string> list(1);
+    for (const char c : text) {
+      if (c == ' ' || c == '-' || c == '_' || c == '/') {
+        list.emplace_back();
+      } else {
+        list.back() += static_cast<char>(c >= 'A' && c <= 'Z' ? c - 'A' + 'a' : c);
+      }
+    }
+    return list;
+  };
+  const std::vector<std::string> of_device = words(device);
+  const auto said = [&](std::string_view word) {
+    return std::find(of_device.begin(), of_device.end(), word) != of_device.end();
+  };
+  if (said("pcie") || said("nvl")) return nullptr;  // other clocks and memory than the boards of gpus.json
+  const Gpu* longest = nullptr;
+  for (const Gpu& gpu : gpus()) {
+    const std::vector<std::string> of_name = words(gpu.name);
+    const bool all = std::all_of(of_name.begin(), of_name.end(), said);
+    if (all && (longest == nullptr || gpu.name.size() > longest->name.size())) longest = &gpu;
+  }
+  return longest;
 }
 
 const Instance& find_instance(std::string_view name, std::string_view place) {

@@ -19,11 +19,13 @@ struct Gpu {
   std::string product;     ///< "NVIDIA H200 SXM 141 GB"
   Bytes memory_bytes = 0;  ///< as the driver reports it
   double hbm_bytes_per_ns = 0;
+  double fp32_tflops = 0;                                                 ///< without tensor cores
   double bf16_tflops = 0, fp8_tflops = 0, fp4_tflops = 0, int8_tops = 0;  ///< dense; 0 = not in hardware
-  double nvlink_bytes_per_ns = 0;                                         ///< each direction; 0 = none
-  double pcie_bytes_per_ns = 0;                                           ///< each direction
+  double nvlink_bytes_per_ns = 0;  ///< each direction, of a link of that kind; 0 = none
+  double pcie_bytes_per_ns = 0;    ///< each direction
+  std::int32_t nvlink_gpus = 8;    ///< that NVLink, or what does for it, joins
   std::int32_t sm_count = 0;
-  std::int32_t compute_capability = 0;  ///< 90 = 9.0
+  std::int32_t compute_capability = 0;  ///< 90 = 9.0; 0 = not NVIDIA's
   std::string source;
 };
 
@@ -49,8 +51,12 @@ struct Instance {
   double nic_bytes_per_ns() const { return nic_gbit_per_s / 8; }
 };
 
-/// Found by name; an InputError at `place` lists the known names and the nearest.
+/// Found by name; an InputError at `place` lists the known names and the nearest. Of a GPU with several
+/// sizes of memory ("a100-40gb", "a100-80gb") the bare name is the largest.
 const Gpu& find_gpu(std::string_view name, std::string_view place);
+/// The GPU that a driver calls so ("NVIDIA A100-SXM4-80GB"): all words of its name are among the device's.
+/// nullptr where none is, or the board is another one (PCIe, NVL).
+const Gpu* find_device(std::string_view device);
 const Instance& find_instance(std::string_view name, std::string_view place);
 
 /// InputError at `place` when the plan is not one, or no source gives this instance's price under it.

@@ -5,13 +5,37 @@
 #include <algorithm>
 #include <cmath>
 #include <fstream>
+#include <iostream>
 #include <iterator>
+#include <set>
+#include <span>
+#include <vector>
 
 #include "sim/core/error.hpp"
 
 namespace pdsim {
 
 using nlohmann::json;
+using nlohmann::ordered_json;
+
+namespace {
+
+template <typename Json>
+Json parsed(const std::string& text, const std::string& file,
+            const typename Json::parser_callback_t& look = nullptr) {
+  try {
+    return Json::parse(text, look, true, true);
+  } catch (const typename Json::parse_error& error) {
+    const auto end = text.begin() + static_cast<std::ptrdiff_t>(std::min(error.byte, text.size()));
+    const std::string_view what = error.what();
+    throw InputError(fmt::format("{}:{}", file, 1 + std::count(text.begin(), end, '\n')),
+                     fmt::format("is not valid JSON: {}", what.substr(what.find(": ") + 2)));
+  } catch (const typename Json::exception& error) {  // a number that no double holds
+    throw InputError(file, fmt::format("is not usable JSON: {}", error.what()));
+  }
+}
+
+}  // namespace
 
 json read_json(const std::filesystem::path& file) {
   std::ifstream stream(file, std::ios::binary);
@@ -22,16 +46,38 @@ json read_json(const std::filesystem::path& file) {
   if (text.starts_with("version https://git-lfs")) {
     throw InputError(file.string(), "is a Git LFS pointer, not the file itself (run `git lfs pull`)");
   }
-  try {
-    return json::parse(text, nullptr, true, true);
-  } catch (const json::parse_error& error) {
-    const auto end = text.begin() + static_cast<std::ptrdiff_t>(std::min(error.byte, text.size()));
-    const std::string_view what = error.what();
-    const std::size_t reason = what.find(": ");
-    throw InputError(fmt::format("{}:{}", file.string(), 1 + std::count(text.begin(), end, '\n')),
-                     fmt::format("is not valid JSON: {}", what.substr(reason + 2)));
-  } catch (const json::exception& error) {  // a number that no double holds
-    throw InputError(file.string(), fmt::format("is not usable JSON: {}", error.what()));
+  return parsed<json>(text, file.string());
+}
+
+std::string read_text(const std::string& path, std::string_view what) {
+  if (path == "-") return {std::istreambuf_iterator<char>(std::cin), {}};
+  std::error_code error;
+  std::ifstream stream(path, std::ios::binary);
+  if (!stream || std::filesystem::is_directory(path, error)) {
+    throw InputError(path, fmt::format("cannot be read; expected {}", what));
+  }
+  return {std::istreambuf_iterator<char>(stream), {}};
+}
+
+ordered_json parse_json(const std::string& text, const std::string& file) {
+  std::vector<std::set<std::string>> keys;
+  const auto look = [&](int, ordered_json::parse_event_t event, ordered_json& value) {
+    if (event == ordered_json::parse_event_t::object_start) keys.emplace_back();
+    if (event == ordered_json::parse_event_t::object_end) keys.pop_back();
+    if (event != ordered_json::parse_event_t::key) return true;
+    const auto key = value.get<std::string>();
+    if (keys.back().insert(key).second) return true;
+    throw InputError(file, fmt::format("'{}' is given twice in one object, expected once", key));
+  };
+  return parsed<ordered_json>(text, file, look);
+}
+
+void JsonObject::refuse_unknown(std::initializer_list<std::string_view> known) const {
+  for (const auto& [key, value] : value_.items()) {
+    if (std::ranges::find(known, key) != known.end()) continue;
+    throw InputError(at(key), fmt::format("is no key here{}, expected one of {}",
+                                          did_you_mean(key, std::span(known.begin(), known.size())),
+                                          fmt::join(known, ", ")));
   }
 }
 

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <initializer_list>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
@@ -13,6 +14,14 @@ namespace pdsim {
 /// Parses a file; comments are allowed. InputError at "file" when it cannot be read, at "file:line" when
 /// it is no JSON.
 nlohmann::json read_json(const std::filesystem::path& file);
+
+/// All of a file, or of stdin for "-". InputError at `path`: "cannot be read; expected WHAT".
+std::string read_text(const std::string& path, std::string_view what);
+
+/// Parses `text`, what `file` in messages holds; comments are allowed, keys keep their order. InputError at
+/// "file:line" when it is no JSON, at "file" for a key that an object has twice: a parser would keep the last
+/// without a word.
+nlohmann::ordered_json parse_json(const std::string& text, const std::string& file);
 
 /// A JSON object and where it stands. A key whose value is null counts as absent, as in HF configs.
 class JsonObject {
@@ -44,6 +53,9 @@ class JsonObject {
     return has(key) ? text(key) : std::string(absent);
   }
   bool flag_or(std::string_view key, bool absent) const { return has(key) ? flag(key) : absent; }
+
+  /// InputError, with the nearest of them, for a key that is none of `known`.
+  void refuse_unknown(std::initializer_list<std::string_view> known) const;
 
   /// "file: /pointer/key", for messages of one's own.
   std::string at(std::string_view key) const;

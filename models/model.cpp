@@ -25,9 +25,11 @@ using nlohmann::json;
 /// What an architecture implies that its config does not say.
 struct Architecture {
   std::string_view name, model_type;
-  bool qk_norm = false;       ///< unless use_qk_norm says otherwise
-  bool slides = false;        ///< sliding_window is in force unless use_sliding_window is false
-  std::int32_t interval = 0;  ///< without layer_types: one layer in so many is a full one, the last
+  bool qk_norm = false;        ///< unless use_qk_norm says otherwise
+  bool slides = false;         ///< sliding_window is in force unless use_sliding_window is false
+  std::int32_t interval = 0;   ///< without layer_types: one layer in so many is a full one, the last
+  bool fp32_router = false;    ///< vLLM keeps its router's weights in 32 bits
+  bool whole_qk_norm = false;  ///< norms queries and keys over all heads together
 };
 
 constexpr std::array kArchitectures = {
@@ -46,11 +48,11 @@ constexpr std::array kArchitectures = {
     Architecture{"DeepseekV32ForCausalLM", "deepseek_v32"},
     Architecture{"KimiK25ForConditionalGeneration", "kimi_k25"},
     Architecture{"Glm4ForCausalLM", "glm4"},
-    Architecture{"Glm4MoeForCausalLM", "glm4_moe"},
+    Architecture{"Glm4MoeForCausalLM", "glm4_moe", false, false, 0, true},
     Architecture{"Glm4MoeLiteForCausalLM", "glm4_moe_lite"},
     Architecture{"GlmMoeDsaForCausalLM", "glm_moe_dsa"},
     Architecture{"GptOssForCausalLM", "gpt_oss", false, true, 2},
-    Architecture{"MiniMaxM2ForCausalLM", "minimax_m2", true},
+    Architecture{"MiniMaxM2ForCausalLM", "minimax_m2", true, false, 0, true, true},
     Architecture{"DeciLMForCausalLM", "nemotron-nas"},
 };
 
@@ -213,6 +215,8 @@ void read_head_attention(const Config& config, const Architecture& architecture,
                                                model.heads, model.hidden));
   }
   model.qk_norm = config.with("use_qk_norm").flag_or("use_qk_norm", architecture.qk_norm);
+  model.qk_norm_whole = model.qk_norm && architecture.whole_qk_norm;
+  model.fp32_router = architecture.fp32_router;
   model.output_gate =
       config.with("attn_output_gate").flag_or("attn_output_gate", config.has("linear_num_value_heads"));
   read_layer_types(config, architecture, model);

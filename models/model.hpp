@@ -30,6 +30,7 @@ struct Layer {
   bool indexer = false;           ///< dsa: selects its own tokens; false = reuses an earlier layer's choice
   bool moe = false;               ///< its feed-forward part is a mixture of experts
   std::int64_t intermediate = 0;  ///< width of the dense feed-forward part; 0 = it has none
+  std::int32_t joins = 0;         ///< a drafter's: vectors of hidden size that a projection makes one of
 
   bool operator==(const Layer&) const = default;
 };
@@ -47,9 +48,10 @@ struct ModelSpec {
 
   // Attention with per-head keys and values (full, sliding).
   std::int32_t heads = 0, kv_heads = 0, head_dim = 0;
-  std::int32_t window = 0;   ///< tokens that a sliding layer sees
-  bool qk_norm = false;      ///< RMS norms on queries and keys, per head
-  bool output_gate = false;  ///< q_proj also makes a gate as wide as the queries (Qwen3-Next)
+  std::int32_t window = 0;     ///< tokens that a sliding layer sees
+  bool qk_norm = false;        ///< RMS norms on queries and keys, per head
+  bool qk_norm_whole = false;  ///< ... over all heads together, whose sum of squares ranks must share
+  bool output_gate = false;    ///< q_proj also makes a gate as wide as the queries (Qwen3-Next)
 
   // Latent attention (mla, dsa). One token's KV is latent + rope wide, whatever the heads.
   std::int32_t q_lora = 0;  ///< rank of the query down-projection; 0 = queries come straight from hidden
@@ -64,6 +66,7 @@ struct ModelSpec {
 
   // Mixture of experts.
   std::int32_t experts = 0, topk = 0;
+  bool fp32_router = false;              ///< its weights and product are in 32 bits
   std::int64_t moe_intermediate = 0;     ///< width of one routed expert
   std::int64_t shared_intermediate = 0;  ///< width of all shared experts together
   bool shared_gate = false;              ///< a sigmoid gate on the shared expert (Qwen)
@@ -115,6 +118,8 @@ enum class OpKind : std::uint8_t {
   linear_attention,
   moe,
   allreduce,
+  allgather,
+  reducescatter,
   elementwise
 };
 
@@ -125,7 +130,7 @@ struct Operator {
   std::int32_t count = 1;     ///< how often a step runs it: mostly the layers that have it
   Dtype dtype = Dtype::bf16;  ///< of its weights; of its elements where it has none
   std::int64_t weights = 0;   ///< elements of weight that one run of it holds on this rank
-  bool sampled_rows = false;  ///< gemm, allreduce: a row a sampled request (LM head), not a token
+  bool sampled_rows = false;  ///< gemm, collectives: a row a sampled request (LM head), not a token
 
   /// gemm: [m, k] x [k, n], quantisation of its input included.
   std::int64_t n = 0, k = 0;
@@ -139,7 +144,8 @@ struct Operator {
   /// It meets the tokens of moe_data ranks: the step's own times moe_data.
   std::int64_t hidden = 0, intermediate = 0;
   std::int32_t experts = 0, topk = 0, moe_tensor = 1, moe_expert = 1, moe_data = 1;
-  /// allreduce: over `gpus`, message bytes a row. elementwise: HBM bytes a token, read and written.
+  /// allreduce, allgather, reducescatter: over `gpus`, bytes a row of the message, of what all have together
+  /// where parts are gathered or scattered. elementwise: HBM bytes a token, read and written.
   std::int32_t gpus = 1;
   std::int64_t bytes_per_token = 0;
 
@@ -172,9 +178,10 @@ struct Footprint {
   double region_bytes_per_token = 0;  ///< mean over kv_regions: kv_bytes_per_token / kv_regions
 };
 
-/// Layouts are vLLM's. `kv` is the cache's format (bf16, fp16 or fp8). Requires check_parallelism. O(layers).
+/// Layouts are vLLM's. `kv` is the cache's format (bf16, fp16 or fp8). Without `ends`, embeddings and LM head
+/// are not the model's own. Requires check_parallelism. O(layers).
 Footprint footprint(const ModelSpec& model, const Parallelism& parallelism, Dtype weights, Dtype kv,
-                    std::int32_t max_num_batched_tokens, std::int32_t max_num_seqs);
+                    std::int32_t max_num_batched_tokens, std::int32_t max_num_seqs, bool ends = true);
 
 /// All weights, norms included, biases and multi-token-prediction layers not.
 std::int64_t parameter_count(const ModelSpec& model);

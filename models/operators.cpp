@@ -48,6 +48,10 @@ class Rank {
   }
 
   void layer(const Layer& layer) {
+    if (layer.joins > 0) {  // each normed, then projected together
+      for (std::int32_t i = 0; i < layer.joins; ++i) norm();
+      add_gemm("join_proj", model_.hidden, layer.joins * model_.hidden, quantized(model_.quantized_mlp));
+    }
     if (layer.attention != LayerAttention::none) {
       norm();
       switch (layer.attention) {
@@ -161,10 +165,20 @@ class Rank {
     const std::int64_t kv = std::int64_t{kv_heads} * model_.head_dim;
     add_gemm("qkv_proj", (model_.output_gate ? 2 * q : q) + 2 * kv, model_.hidden, dtype);
     if (model_.qk_norm) {
-      elementwise("qk_norm", 2 * (q + kv)).weights = std::int64_t{2} * model_.head_dim;
+      elementwise("qk_norm", 2 * (q + kv)).weights =
+          model_.qk_norm_whole ? q + kv : std::int64_t{2} * model_.head_dim;
       done();
+      if (model_.qk_norm_whole && tensor_ > 1) {
+        // Two sums of squares in 32 bits, before the norm can be applied by another kernel.
+        Operator& squares = start(OpKind::allreduce, "qk_norm_allreduce", base_);
+        squares.gpus = tensor_;
+        squares.bytes_per_token = 8;
+        done();
+        add_elementwise("qk_squares", q + kv);
+      }
     }
-    add_elementwise("rope_and_cache", 2 * (q + kv) + 2 * kv);
+    add_elementwise("rope", 2 * (q + kv));
+    add_elementwise("cache_write", 2 * kv);
     Operator& op = start(OpKind::attention, sliding ? "window_attention" : "attention", base_);
     op.heads = heads;
     op.kv_heads = kv_heads;
@@ -243,7 +257,8 @@ class Rank {
   }
 
   void mixture() {
-    add_gemm("router", model_.experts, model_.hidden, base_);
+    if (model_.fp32_router) add_elementwise("router_input", 3 * model_.hidden);  // 16 bits in, 32 out
+    add_gemm("router", model_.experts, model_.hidden, model_.fp32_router ? Dtype::fp32 : base_);
     add_elementwise("topk", model_.experts + 2 * std::int64_t{model_.topk});
     if (model_.shared_intermediate != 0) {
       feed_forward("shared_", model_.shared_intermediate, quantized(model_.quantized_shared));
@@ -260,9 +275,34 @@ class Rank {
     op.moe_data = parallelism_.data;
     op.weights = op.experts / op.moe_expert * (3 * op.hidden * (op.intermediate / op.moe_tensor));
     done();
-    // Tensor-parallel ranks reduce. Over data-parallel ranks vLLM's default gathers all tokens and scatters
-    // the sums: together the bytes of an all-reduce of every rank's tokens.
-    allreduce("moe_allreduce", tensor_ * parallelism_.data, parallelism_.data);
+    exchange();
+  }
+
+  /// How tokens meet experts beyond their rank's (vLLM's default, allgather_reducescatter). Tensor-parallel
+  /// ranks have the same tokens and reduce. Data-parallel ranks gather all tokens and what the router says
+  /// of them, and scatter the sums; with experts spread over tensor-parallel ranks as well, each of these
+  /// brings its share of the tokens (use_sequence_parallel_moe) and they gather the results.
+  void exchange() {
+    const std::int32_t data = parallelism_.data;
+    if (data == 1) return allreduce("moe_allreduce", tensor_, 1);
+    const bool spread = parallelism_.expert > 1;
+    const std::int32_t ranks = spread ? tensor_ * data : data;
+    const std::int64_t router = model_.experts * (model_.fp32_router ? 4 : bytes());
+    const auto collective = [&](OpKind kind, std::string_view name, std::int32_t gpus, std::int64_t row) {
+      Operator& op = start(kind, name, base_);
+      op.gpus = gpus;
+      op.bytes_per_token = row;
+      done();
+    };
+    // Both in one launch (AgRsAll2AllManager groups them).
+    collective(OpKind::allgather, "moe_gather", ranks, data * (model_.hidden * bytes() + router));
+    collective(OpKind::reducescatter, "moe_scatter", ranks, data * model_.hidden * bytes());
+    if (tensor_ == 1) return;
+    if (spread) {
+      collective(OpKind::allgather, "moe_result_gather", tensor_, model_.hidden * bytes());
+    } else {
+      allreduce("moe_allreduce", tensor_, 1);
+    }
   }
 
   const ModelSpec& model_;
@@ -436,7 +476,7 @@ std::vector<Operator> operators(const ModelSpec& model, const Parallelism& paral
 }
 
 Footprint footprint(const ModelSpec& model, const Parallelism& parallelism, Dtype weights, Dtype kv,
-                    std::int32_t max_num_batched_tokens, std::int32_t max_num_seqs) {
+                    std::int32_t max_num_batched_tokens, std::int32_t max_num_seqs, bool ends) {
   const std::int32_t tensor = parallelism.tensor;
   const bool only_sliding = std::none_of(model.layers.begin(), model.layers.end(), [](const Layer& layer) {
     return layer.attention != LayerAttention::sliding && layer.attention != LayerAttention::none;
@@ -457,7 +497,7 @@ Footprint footprint(const ModelSpec& model, const Parallelism& parallelism, Dtyp
     Rank rank(model, parallelism, weights);
     double kv_bytes = 0, window_bytes = 0, state = 0;
     std::int32_t regions = 0, window_regions = 0;
-    const bool first = stage == 0, last = stage + 1 == stages.size();
+    const bool first = ends && stage == 0, last = ends && stage + 1 == stages.size();
     // Tied embeddings are one matrix where one stage has both ends.
     if (first && !(last && model.tie_embeddings)) rank.embedding();
     for (std::size_t i = stages[stage].first; i < stages[stage].second; ++i) {

@@ -3,12 +3,19 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
+#include <fstream>
 #include <initializer_list>
+#include <iterator>
+#include <map>
+#include <mutex>
 #include <span>
 #include <utility>
 
 #include "models/data.hpp"
+#include "models/datasheet.hpp"
+#include "models/hardware.hpp"
 #include "models/json.hpp"
 #include "sim/core/error.hpp"
 #include "sim/core/math.hpp"
@@ -18,6 +25,9 @@ namespace pdsim {
 namespace {
 
 constexpr std::string_view kSchema = "pdsim.profile/1";
+// What a reader of the file should know of its errors.
+constexpr std::string_view kErrors =
+    "held_out: of a fit without these groups of shapes; regimes and corrections are fitted to all rows";
 
 constexpr std::pair<CurveOp, std::string_view> kOps[] = {
     {CurveOp::gemm, "gemm"},
@@ -29,6 +39,9 @@ constexpr std::pair<CurveOp, std::string_view> kOps[] = {
     {CurveOp::dsa_decode, "dsa-decode"},
     {CurveOp::moe, "moe"},
     {CurveOp::allreduce, "allreduce"},
+    {CurveOp::allgather, "allgather"},
+    {CurveOp::reducescatter, "reducescatter"},
+    {CurveOp::alltoall, "alltoall"},
 };
 
 /// A coefficient's key in JSON, what to multiply it by on reading, and the value that is left out.
@@ -43,8 +56,18 @@ constexpr Field kFields[] = {
     {"gb_per_s", &Coefficients::bytes_per_ns, 1},
     {"overlap", &Coefficients::overlap, 1},
     {"element_ps", &Coefficients::element_ns, 1e-3},
+    {"inner_ps", &Coefficients::inner_ns, 1e-3},
+    {"expert_ns", &Coefficients::expert_ns, 1},
+    {"parallel_us", &Coefficients::parallel_ns, 1e3},
     {"host_us", &Coefficients::host_ns, 1e3},
     {"ragged", &Coefficients::ragged, 1},
+    {"ragged_host_us", &Coefficients::ragged_host_ns, 1e3},
+    {"hidden_keys", &Coefficients::hidden_keys, 1},
+    {"spread", &Coefficients::spread, 1},
+    {"tail", &Coefficients::tail, 1},
+    {"tail_overlap", &Coefficients::tail_overlap, 1},
+    {"cache_mb", &Coefficients::cache_bytes, 1e6},
+    {"cache_gb_per_s", &Coefficients::cache_bytes_per_ns, 1},
     {"wave_us", &Coefficients::wave_ns, 1e3},
     {"walk_ns", &Coefficients::walk_ns, 1},
     {"walk_waves", &Coefficients::walk_waves, 1},
@@ -92,28 +115,69 @@ std::string_view name(CurveOp op) {
   return "?";
 }
 
+std::vector<CurveOp> curve_ops() {
+  std::vector<CurveOp> ops;
+  for (const auto& each : kOps) ops.push_back(each.first);
+  return ops;
+}
+
+namespace {
+constexpr double kUnlike = 1e-6;  // settles ties
+}
+
 CurveChoice find_curve(const Profile& profile, CurveOp op, Dtype dtype, std::string_view place,
-                       std::int32_t head_dim, bool windowed, std::int32_t gpus) {
+                       std::int32_t head_dim, std::int32_t window, std::int32_t gpus) {
   for (const Dtype candidate : stand_ins(dtype)) {
     const Curve* nearest = nullptr;
     double least = 0;
     for (const Curve& curve : profile.curves) {
-      if (curve.op != op || curve.dtype != candidate) continue;
-      // A full-attention curve also serves inside a window: its sums are cut to the window already.
-      const double distance = log_distance(curve.head_dim, head_dim) + log_distance(curve.gpus, gpus) +
-                              (curve.windowed == windowed ? 0
-                               : windowed                 ? 1e-6
-                                                          : 1e6);
+      if (curve.op != op || curve.dtype != candidate || curve.special) continue;
+      // A full-attention curve also serves inside a window, as one of a large window: its sums are cut to
+      // the window already. The reverse does not hold.
+      constexpr double kFull = 131'072;
+      const double distance =
+          log_distance(curve.head_dim, head_dim) + log_distance(curve.gpus, gpus) +
+          (curve.window == window ? 0
+           : window > 0           ? 1e-3 * (1 + log_distance(curve.window > 0 ? curve.window : kFull, window))
+                                  : 1e6);
       if (nearest != nullptr && distance >= least) continue;
       nearest = &curve;
       least = distance;
     }
     if (nearest == nullptr) continue;
     const bool same_path = candidate == dtype || dtype == Dtype::fp16;
-    return {nearest, !same_path || least != 0};
+    return {nearest, profile.datasheet || !same_path || least != 0};
   }
   throw InputError(place, fmt::format("profile '{}' has no {} curve for {} or a format that could stand in",
                                       profile.name, name(op), name(dtype)));
+}
+
+CurveChoice find_moe_curve(const Profile& profile, const MoeShape& shape, std::string_view place) {
+  for (const Dtype candidate : stand_ins(shape.dtype)) {
+    const Curve* nearest = nullptr;
+    double least = 0;
+    for (const Curve& curve : profile.curves) {
+      if (curve.op != CurveOp::moe || curve.dtype != candidate || curve.special) continue;
+      // A library may have one kernel for experts here and another for experts spread over ranks, and one
+      // for a layer's way of routing: where this very layer was measured, its kernel is known.
+      const auto range = curve.range.find("expert_parallel");
+      const double ranks = shape.expert_parallel;
+      double distance = 0;
+      if (range != curve.range.end()) {
+        distance = log_distance(std::clamp(ranks, range->second.least, range->second.most), ranks);
+      }
+      std::array<double, 4> at;
+      if (!moe_point(curve.families, shape, at)) distance += kUnlike;
+      if (nearest != nullptr && distance >= least) continue;
+      nearest = &curve;
+      least = distance;
+    }
+    if (nearest == nullptr) continue;
+    const bool same_path = candidate == shape.dtype || shape.dtype == Dtype::fp16;
+    return {nearest, profile.datasheet || !same_path || least > kUnlike};
+  }
+  throw InputError(place, fmt::format("profile '{}' has no {} curve for {} or a format that could stand in",
+                                      profile.name, name(CurveOp::moe), name(shape.dtype)));
 }
 
 // Reading ----------------------------------------------------------------------------------------------
@@ -130,22 +194,25 @@ void require_known(const JsonObject& object, std::initializer_list<std::string_v
 }
 
 Coefficients read_regime(const JsonObject& json) {
-  require_known(json, {"upto", "tile", "cluster", "launch_us", "tflops", "gb_per_s", "overlap", "element_ps",
-                       "host_us", "ragged", "wave_us", "walk_ns", "walk_waves", "split_us"});
+  require_known(json,
+                {"upto",    "tile",       "cluster",      "launch_us", "tflops",         "gb_per_s",
+                 "overlap", "element_ps", "host_us",      "ragged",    "ragged_host_us", "hidden_keys",
+                 "spread",  "tail",       "tail_overlap", "cache_mb",  "cache_gb_per_s", "wave_us",
+                 "walk_ns", "walk_waves", "split_us",     "inner_ps",  "expert_ns",      "parallel_us"});
   Coefficients c;
-  if (json.has("upto")) c.upto = json.number("upto", 1);
+  if (json.has("upto")) c.upto = json.number("upto", 0);
   for (const Field& field : kFields) {
     c.*field.member = json.number_or(field.key, c.*field.member / field.scale, 0) * field.scale;
   }
-  if (c.overlap > 1) json.reject("overlap", "expected a number from 0 to 1");
-  if (c.flops_per_ns <= 0 && c.bytes_per_ns <= 0) json.reject("gb_per_s", "expected a rate above 0");
+  if (c.overlap > 1) json.reject("overlap", "a number from 0 to 1");
+  if (c.flops_per_ns <= 0 && c.bytes_per_ns <= 0) json.reject("gb_per_s", "a rate above 0");
   if (json.has("tile")) {
     const nlohmann::json& tile = json.array("tile");
     const auto positive = [](const nlohmann::json& v) {
       return v.is_number_integer() && v.get<std::int64_t>() >= 0;
     };
     if (tile.size() != 2 || !positive(tile[0]) || !positive(tile[1])) {
-      json.reject("tile", "expected [rows, columns]");
+      json.reject("tile", "[rows, columns]");
     }
     c.tile_m = tile[0].get<std::int32_t>();
     c.tile_n = tile[1].get<std::int32_t>();
@@ -154,9 +221,49 @@ Coefficients read_regime(const JsonObject& json) {
   return c;
 }
 
+std::vector<double> read_nodes(const JsonObject& axis) {
+  std::vector<double> nodes;
+  for (const nlohmann::json& node : axis.array("at")) {
+    if (!node.is_number() || node < 1 || (!nodes.empty() && node <= nodes.back())) {
+      axis.reject("at", "ascending numbers from 1");
+    }
+    nodes.push_back(node.get<double>());
+  }
+  if (nodes.empty()) axis.reject("at", "at least one node");
+  return nodes;
+}
+
+Correction read_correction(const JsonObject& json) {
+  require_known(json, {"axes", "permille"});
+  Correction correction;
+  const nlohmann::json& axes = json.array("axes");
+  if (axes.empty() || axes.size() > Correction::kMostAxes) {
+    json.reject("axes", fmt::format("1 to {} axes", Correction::kMostAxes));
+  }
+  for (std::size_t i = 0; i < axes.size(); ++i) {
+    const JsonObject axis = json.element("axes", i);
+    require_known(axis, {"name", "at"});
+    correction.axes.emplace_back(axis.text("name"), read_nodes(axis));
+  }
+  const std::size_t columns = correction.axes.back().nodes.size(), rows = correction.size() / columns;
+  const auto bad = [&] {
+    json.reject("permille", fmt::format("{} rows of {} integers from -32768 to 32767", rows, columns));
+  };
+  const nlohmann::json& lines = json.array("permille");
+  if (lines.size() != rows) bad();
+  for (const nlohmann::json& line : lines) {
+    if (!line.is_array() || line.size() != columns) bad();
+    for (const nlohmann::json& value : line) {
+      if (!value.is_number_integer() || value < INT16_MIN || value > INT16_MAX) bad();
+      correction.permille.push_back(value.get<std::int16_t>());
+    }
+  }
+  return correction;
+}
+
 Curve read_curve(const JsonObject& json, std::string_view place, const std::string& pointer) {
-  require_known(json, {"op", "dtype", "head_dim", "windowed", "gpus", "kernel", "rows", "range", "held_out",
-                       "in_sample", "regimes"});
+  require_known(json, {"op", "dtype", "head_dim", "window", "gpus", "kernel", "rows", "range", "held_out",
+                       "in_sample", "regimes", "correction", "families", "special"});
   Curve curve;
   const std::string op = json.text("op");
   const auto* known =
@@ -164,12 +271,12 @@ Curve read_curve(const JsonObject& json, std::string_view place, const std::stri
   if (known == std::end(kOps)) {
     std::vector<std::string_view> names;
     for (const auto& each : kOps) names.push_back(each.second);
-    json.reject("op", fmt::format("expected one of {}{}", fmt::join(names, ", "), did_you_mean(op, names)));
+    json.reject("op", fmt::format("one of {}{}", fmt::join(names, ", "), did_you_mean(op, names)));
   }
   curve.op = known->first;
   curve.dtype = dtype_of(json.text("dtype"), json.at("dtype"));
   curve.head_dim = static_cast<std::int32_t>(json.integer_or("head_dim", 0, 1));
-  curve.windowed = json.flag_or("windowed", false);
+  curve.window = static_cast<std::int32_t>(json.integer_or("window", 0, 1));
   curve.gpus = static_cast<std::int32_t>(json.integer_or("gpus", 0, 2));
   curve.kernel = json.text_or("kernel", "");
   curve.rows = json.integer_or("rows", 0, 0);
@@ -178,7 +285,7 @@ Curve read_curve(const JsonObject& json, std::string_view place, const std::stri
     for (const auto& item : range.value().items()) {
       const nlohmann::json& pair = range.array(item.key());
       if (pair.size() != 2 || !pair[0].is_number() || !pair[1].is_number() || pair[0] > pair[1]) {
-        range.reject(item.key(), "expected [least, most]");
+        range.reject(item.key(), "[least, most]");
       }
       curve.range[item.key()] = {pair[0].get<double>(), pair[1].get<double>()};
     }
@@ -192,15 +299,26 @@ Curve read_curve(const JsonObject& json, std::string_view place, const std::stri
                    error.number("bias", -1)};
   }
   const nlohmann::json& regimes = json.array("regimes");
-  if (regimes.empty()) json.reject("regimes", "expected at least one");
+  if (regimes.empty()) json.reject("regimes", "at least one");
   for (std::size_t i = 0; i < regimes.size(); ++i) {
     const JsonObject regime(regimes[i], std::string(place), fmt::format("{}/regimes/{}", pointer, i));
     curve.regimes.push_back(read_regime(regime));
     const bool last = i + 1 == regimes.size();
     if (last == regime.has("upto") || (i > 0 && curve.regimes[i].upto <= curve.regimes[i - 1].upto)) {
-      regime.reject("upto", "expected ascending bounds, and none on the last regime");
+      regime.reject("upto", "ascending bounds, and none on the last regime");
     }
   }
+  curve.special = json.flag_or("special", false);
+  if (json.has("families")) {
+    for (const nlohmann::json& family : json.array("families")) {
+      const bool numbers = family.is_array() && family.size() == 4 &&
+                           std::all_of(family.begin(), family.end(),
+                                       [](const nlohmann::json& v) { return v.is_number() && v > 0; });
+      if (!numbers) json.reject("families", "[hidden, intermediate, experts, topk] of each");
+      curve.families.push_back({family[0], family[1], family[2], family[3]});
+    }
+  }
+  if (json.has("correction")) curve.correction = read_correction(json.object("correction"));
   return curve;
 }
 
@@ -220,25 +338,36 @@ std::vector<std::string> profile_names() {
   return names;
 }
 
-Profile load_profile(std::string_view name_or_path, std::string_view place) {
+namespace {
+
+std::filesystem::path profile_file(std::string_view name_or_path, std::string_view place) {
   std::filesystem::path file(name_or_path);
-  if (file.extension() != ".json") {
-    file = profile_dir() / fmt::format("{}.json", name_or_path);
-    if (!std::filesystem::exists(file)) {
-      const std::vector<std::string> names = profile_names();
-      const std::vector<std::string_view> views(names.begin(), names.end());
-      throw InputError(place,
-                       fmt::format("no kernel profile '{}'{}: there are {}; a scenario's gpu_profile names "
-                                   "one, 'pdsim fit' makes one from tables",
-                                   name_or_path, did_you_mean(name_or_path, views), fmt::join(names, ", ")));
-    }
+  if (file.extension() == ".json") return file;
+  const std::vector<std::string> names = profile_names();
+  std::string name(name_or_path);
+  // As find_gpu: of several sizes of a GPU the bare name is the last, which is the largest.
+  for (const std::string& each : names) {
+    if (std::find(names.begin(), names.end(), name_or_path) != names.end()) break;
+    if (each.starts_with(fmt::format("{}-", name_or_path))) name = each;
   }
-  const nlohmann::json document = read_json(file);
-  const std::string where = file.string();
+  file = profile_dir() / fmt::format("{}.json", name);
+  if (std::filesystem::exists(file)) return file;
+  const std::vector<std::string_view> views(names.begin(), names.end());
+  throw InputError(place,
+                   fmt::format("no kernel profile '{}'{}: there are {}; a scenario's gpu_profile names "
+                               "one, 'pdsim fit' makes one from tables",
+                               name_or_path, did_you_mean(name_or_path, views), fmt::join(names, ", ")));
+}
+
+void require_schema(const JsonObject& json) {
+  if (json.text("schema") != kSchema) json.reject("schema", fmt::format("'{}'", kSchema));
+}
+
+Profile read_measured(const nlohmann::json& document, const std::string& where) {
   const JsonObject json(document, where);
-  require_known(
-      json, {"schema", "name", "gpu", "device", "software", "date", "source", "license", "sms", "curves"});
-  if (json.text("schema") != kSchema) json.reject("schema", fmt::format("expected '{}'", kSchema));
+  require_known(json, {"schema", "name", "gpu", "device", "software", "date", "source", "license", "errors",
+                       "sms", "curves"});
+  require_schema(json);
   Profile profile;
   profile.sha256 = sha256_hex(document.dump());
   profile.name = json.text("name");
@@ -257,6 +386,80 @@ Profile load_profile(std::string_view name_or_path, std::string_view place) {
   return profile;
 }
 
+/// What the scaling is worth, of each operation: the error of its curves.
+void read_stated_error(const JsonObject& json, Profile& profile) {
+  profile.stated_on = json.text("measured_between");
+  for (const auto& item : json.value().items()) {
+    if (item.key() == "measured_between") continue;
+    std::vector<std::string_view> names;
+    for (const auto& each : kOps) names.push_back(each.second);
+    if (std::find(names.begin(), names.end(), item.key()) == names.end()) {
+      throw InputError(json.at(item.key()),
+                       fmt::format("is no operation{}: expected {}", did_you_mean(item.key(), names),
+                                   fmt::join(names, ", ")));
+    }
+    const JsonObject error = json.object(item.key());
+    require_known(error, {"rows", "median_ape", "p90_ape"});
+    const Accuracy stated{error.integer("rows", 0), error.number("median_ape", 0), error.number("p90_ape", 0),
+                          0};
+    for (Curve& curve : profile.curves) {
+      if (name(curve.op) == item.key()) curve.error = stated;
+    }
+  }
+}
+
+Profile read_datasheet(const nlohmann::json& document, const std::string& where) {
+  const JsonObject json(document, where);
+  require_known(json, {"schema", "name", "gpu", "scaled_from", "date", "source", "stated_error"});
+  require_schema(json);
+  const std::string from = json.text("scaled_from");
+  const std::filesystem::path file = profile_file(from, json.at("scaled_from"));
+  const nlohmann::json measured = read_json(file);
+  if (measured.is_object() && measured.contains("scaled_from")) {
+    json.reject("scaled_from", "a measured profile; this is a data-sheet one itself");
+  }
+  Profile base = read_measured(measured, file.string());
+  const Gpu& base_gpu = find_gpu(base.gpu, file.string() + ": /gpu");
+  const Gpu& gpu = find_gpu(json.text("gpu"), json.at("gpu"));
+  const std::string digest = base.sha256;
+  Profile profile = scale_profile(std::move(base), base_gpu, gpu);
+  profile.scaled_from = from;
+  profile.sha256 = sha256_hex(document.dump() + digest);
+  profile.name = json.text("name");
+  profile.date = json.text_or("date", "");
+  profile.source = json.text_or("source", "");
+  if (json.has("stated_error")) read_stated_error(json.object("stated_error"), profile);
+  return profile;
+}
+
+}  // namespace
+
+Profile load_profile(std::string_view name_or_path, std::string_view place) {
+  const std::filesystem::path file = profile_file(name_or_path, place);
+  // A study plans thousands of deployments on a few profiles of half a megabyte: what has been read stands as
+  // long as the file has the same bytes.
+  struct Known {
+    std::string bytes;
+    Profile profile;
+  };
+  static std::mutex mutex;
+  static std::map<std::string, Known> known;
+  std::ifstream stream(file, std::ios::binary);
+  std::string bytes((std::istreambuf_iterator<char>(stream)), std::istreambuf_iterator<char>());
+  {
+    const std::lock_guard lock(mutex);
+    const auto found = known.find(file.string());
+    if (found != known.end() && found->second.bytes == bytes) return found->second.profile;
+  }
+  const nlohmann::json document = read_json(file);
+  const bool datasheet = document.is_object() && document.contains("scaled_from");
+  if (datasheet) return read_datasheet(document, file.string());  // and its base, which may change by itself
+  Profile profile = read_measured(document, file.string());
+  const std::lock_guard lock(mutex);
+  known.insert_or_assign(file.string(), Known{std::move(bytes), profile});
+  return profile;
+}
+
 // Writing ----------------------------------------------------------------------------------------------
 
 namespace {
@@ -269,7 +472,7 @@ double rounded(double value) {
 nlohmann::ordered_json regime_json(const Coefficients& c) {
   nlohmann::ordered_json json = nlohmann::ordered_json::object();
   if (std::isfinite(c.upto)) json["upto"] = c.upto;
-  if (c.tile_m > 0) json["tile"] = {c.tile_m, c.tile_n};
+  if (c.tile_m > 0 || c.tile_n > 0) json["tile"] = {c.tile_m, c.tile_n};
   if (c.cluster > 1) json["cluster"] = c.cluster;
   const Coefficients absent;
   for (const Field& field : kFields) {
@@ -284,9 +487,35 @@ nlohmann::ordered_json curve_json(const Curve& curve) {
   json["op"] = name(curve.op);
   json["dtype"] = name(curve.dtype);
   if (curve.head_dim > 0) json["head_dim"] = curve.head_dim;
-  if (curve.windowed) json["windowed"] = true;
+  if (curve.window > 0) json["window"] = curve.window;
   if (curve.gpus > 0) json["gpus"] = curve.gpus;
+  if (curve.special) json["special"] = true;
   return json;
+}
+
+/// The axes on a line each, then the grid, a row of its last axis a line.
+std::string correction_text(const Correction& correction) {
+  if (correction.empty()) return "";
+  std::string text = ",\n   \"correction\": {\"axes\": [";
+  for (std::size_t a = 0; a < correction.axes.size(); ++a) {
+    nlohmann::ordered_json axis;
+    axis["name"] = correction.axes[a].name;
+    for (const double node : correction.axes[a].nodes) {
+      if (node == std::floor(node)) {
+        axis["at"].push_back(static_cast<std::int64_t>(node));
+      } else {
+        axis["at"].push_back(node);
+      }
+    }
+    text += (a > 0 ? ",\n    " : "\n    ") + axis.dump();
+  }
+  text += "],\n    \"permille\": [";
+  const std::size_t columns = correction.axes.back().nodes.size();
+  for (std::size_t i = 0; i < correction.permille.size(); i += columns) {
+    text += fmt::format("{}[{}]", i > 0 ? ",\n" : "\n",
+                        fmt::join(std::span(correction.permille).subspan(i, columns), ","));
+  }
+  return text + "]}";
 }
 
 }  // namespace
@@ -305,6 +534,7 @@ std::string to_json(const Profile& profile) {
   field("date", profile.date);
   field("source", profile.source);
   field("license", profile.license);
+  field("errors", kErrors);
   field("sms", profile.sms);
   text += " \"curves\": [";
   const char* between = "\n";
@@ -327,7 +557,16 @@ std::string to_json(const Profile& profile) {
       text += fmt::format("{}    {}", comma, regime_json(regime).dump());
       comma = ",\n";
     }
-    text += "]}";
+    text += "]";
+    if (!curve.families.empty()) {
+      Json families = Json::array();
+      for (const MoeFamily& f : curve.families) {
+        families.push_back({f.hidden, f.intermediate, f.experts, f.topk});
+      }
+      text += fmt::format(",\n   \"families\": {}", families.dump());
+    }
+    text += correction_text(curve.correction);
+    text += "}";
     between = ",\n";
   }
   return text + "\n ]\n}\n";

@@ -13,6 +13,7 @@
 
 #include "models/curve.hpp"
 #include "models/dtype.hpp"
+#include "models/moe.hpp"
 
 namespace pdsim {
 
@@ -36,15 +37,19 @@ enum class CurveOp : std::uint8_t {
   dsa_prefill,
   dsa_decode,
   moe,
-  allreduce
+  allreduce,
+  allgather,
+  reducescatter,
+  alltoall
 };
 std::string_view name(CurveOp op);
+std::vector<CurveOp> curve_ops();
 
 struct Curve {
   CurveOp op = CurveOp::gemm;
   Dtype dtype = Dtype::bf16;           ///< of weights (gemm, moe), KV cache (attention), message (allreduce)
   std::int32_t head_dim = 0;           ///< attention; 0 otherwise
-  bool windowed = false;               ///< attention inside a sliding window
+  std::int32_t window = 0;             ///< attention inside a sliding window of so many keys; 0: full
   std::int32_t gpus = 0;               ///< allreduce; 0 otherwise
   std::string kernel;                  ///< as the tables name it
   std::int64_t rows = 0;               ///< measurements, held-out ones included
@@ -52,8 +57,12 @@ struct Curve {
   Accuracy error;                      ///< on held-out rows
   bool in_sample = false;              ///< ... or, where there were too few to spare any, on the fitted ones
   std::vector<Coefficients> regimes;
+  std::vector<MoeFamily>
+      families;          ///< moe: the layers that were measured, in the order of the correction's axis
+  bool special = false;  ///< a kernel that only checkpoints run which ask for it: never a simulation's choice
+  Correction correction;  ///< on top of the regimes; empty where it does not pay
 
-  /// The regime of this size: rows of a gemm, tokens of a moe, bytes of a message.
+  /// The regime of this size: rows of a gemm, rows per expert of a moe, bytes of a message.
   const Coefficients& at(double size) const {
     std::size_t i = 0;
     while (size > regimes[i].upto) ++i;
@@ -75,26 +84,38 @@ struct Profile {
   std::string sha256;  ///< of the file
   std::int32_t sms = 0;
   std::vector<Curve> curves;
+  bool datasheet = false;   ///< not measured: another GPU's curves, scaled (models/datasheet.hpp)
+  std::string scaled_from;  ///< ... that of this profile
+  std::string stated_on;    ///< pairs of measured GPUs between which such scaling has the curves' `error`
+
+  /// The name, and " (datasheet)" where nothing was measured.
+  std::string label() const { return datasheet ? name + " (datasheet)" : name; }
 };
 
 /// A curve and how far the operator is from what it was fitted on.
 struct CurveChoice {
   const Curve* curve = nullptr;
-  bool stand_in = false;  ///< another format, head size or number of GPUs than asked for
+  bool stand_in = false;  ///< another format, head size, number of GPUs or device than asked for
 };
 
 /// The curve of this operator; where it was not measured, the nearest that was: a format with the same
-/// tensor-core path (kStandIn in profile.cpp), then the nearest head size or number of GPUs. No curve
+/// tensor-core path (kStandIn in profile.cpp), then the nearest head size,
+/// window or number of GPUs. No curve
 /// at all is an InputError at `place`.
 CurveChoice find_curve(const Profile& profile, CurveOp op, Dtype dtype, std::string_view place,
-                       std::int32_t head_dim = 0, bool windowed = false, std::int32_t gpus = 0);
+                       std::int32_t head_dim = 0, std::int32_t window = 0, std::int32_t gpus = 0);
 
-/// A name in models/profiles ("h200") or the path of a JSON file. InputError: no such profile (lists
-/// those there are), or a field that is missing, unknown or out of range.
+/// The curve of routed experts: as find_curve, of several kernels the one that was measured on this layer,
+/// or on as many expert-parallel ranks, or else the first; never a special one.
+CurveChoice find_moe_curve(const Profile& profile, const MoeShape& shape, std::string_view place);
+
+/// A name in models/profiles ("h200") or the path of a JSON file: curves, or a data-sheet profile, which
+/// names the measured one that it scales. InputError: no such profile (lists those there are), a field that
+/// is missing, unknown or out of range, or a data-sheet profile scaled from another one.
 Profile load_profile(std::string_view name_or_path, std::string_view place = "profile");
 std::vector<std::string> profile_names();
 
-/// The JSON text of a profile, as load_profile reads it: four significant digits.
+/// The JSON text of a measured profile, as load_profile reads it: four significant digits.
 std::string to_json(const Profile& profile);
 
 }  // namespace pdsim

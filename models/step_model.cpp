@@ -6,6 +6,7 @@
 #include <cmath>
 #include <utility>
 
+#include "models/collective.hpp"
 #include "models/hardware.hpp"
 #include "models/model.hpp"
 #include "models/profile.hpp"
@@ -25,12 +26,32 @@ constexpr double kElementwiseBandwidth = 0.8;
 // A send between pipeline stages (aiconfigurator's p2p latency).
 constexpr double kStageSendNs = 10'000;
 
-// Scheduling, input preparation and output processing of one step on the host. Composed of measured
-// kernels, Llama-3.1-70B's decode steps at TP 8 come out 0.64 ms short of served ones (vLLM of October
-// 2025, which waited for the host). Asynchronous scheduling hides it behind the GPU's step.
-constexpr double kHostNs = 640'000;
+// Queries of one KV head that a thread block of decode attention takes at once (FlashAttention-3's and
+// FlashMLA's kBlockM).
+constexpr double kTileQueries = 64;
 
-constexpr std::int32_t kLargestGraph = 512;
+// vLLM runs shared experts on a stream of their own up to so many tokens
+// (VLLM_SHARED_EXPERTS_STREAM_TOKEN_THRESHOLD).
+constexpr std::int32_t kSharedStreamTokens = 256;
+
+/// The largest message, in bytes, of which flashinfer's all-reduce takes the norm along in vLLM
+/// (PassConfig.flashinfer_max_size, fi_allreduce_fusion_max_size_mb by capability and ranks).
+double fused_allreduce_bytes(const Gpu& gpu, std::int32_t ranks) {
+  constexpr double kMiB = 1024 * 1024;
+  if (gpu.compute_capability < 90) return 0;
+  if (ranks <= 2) return 64 * kMiB;
+  if (ranks <= 4) return (gpu.compute_capability < 100 ? 2 : 32) * kMiB;
+  return ranks <= 8 ? kMiB : 0;
+}
+
+// MLA decode modules take 68 us at least in the Hopper tables, 38 us in those of B200. Served steps do not
+// show it: DeepSeek-R1 on SGLang and Kimi-K2.5 on vLLM (H200, TP 8) take 35 to 45 us a layer less than the
+// sum of the tables, whatever the batch. What a module's measurement launches around its kernels is taken
+// off.
+constexpr double kHopperMlaModuleNs = 40'000;
+
+// Corrections of decode attention below 2^4 keys, where a kernel is its launch, are noise of the tables.
+constexpr std::size_t kFewestKeys = 4;
 
 constexpr double kOutsideShare = 0.1;  // of a step's time, beyond which it counts as extrapolated
 
@@ -46,9 +67,69 @@ AttentionForm linear_attention_form(const Operator& op, bool decode) {
   return form;
 }
 
+/// Whether `name` ("moe", "attention") names the operator or its two halves ("attention-prefill").
+bool names(std::string_view name, CurveOp op) {
+  const std::string_view full = pdsim::name(op);
+  return full == name || (full.starts_with(name) && full.substr(name.size()).starts_with('-'));
+}
+
+/// The profile with only the asked-for kernels, where it has one for a format, and those as first choice.
+Profile with_kernels(const Profile& profile, const std::map<std::string, std::string>& kernels,
+                     std::string_view place) {
+  Profile chosen = profile;
+  for (const auto& item : kernels) {
+    const std::string &op = item.first, &part = item.second;
+    const auto asked = [&](const Curve& curve) { return curve.kernel.find(part) != std::string::npos; };
+    std::vector<std::pair<CurveOp, Dtype>> found;
+    std::vector<std::string> known;
+    for (Curve& curve : chosen.curves) {
+      if (!names(op, curve.op)) continue;
+      if (std::find(known.begin(), known.end(), curve.kernel) == known.end()) known.push_back(curve.kernel);
+      if (!asked(curve)) continue;
+      curve.special = false;
+      found.emplace_back(curve.op, curve.dtype);
+    }
+    if (found.empty()) {
+      throw InputError(place, fmt::format("profile '{}' has no {} kernel with '{}' in its name: there are {}",
+                                          profile.name, op, part, fmt::join(known, ", ")));
+    }
+    // Experts have one format, for which the kernel asked for stands in; others may have several.
+    std::erase_if(chosen.curves, [&](const Curve& curve) {
+      return names(op, curve.op) && !asked(curve) &&
+             (curve.op == CurveOp::moe ||
+              std::find(found.begin(), found.end(), std::pair(curve.op, curve.dtype)) != found.end());
+    });
+  }
+  return chosen;
+}
+
+/// Of a mixture's exchange, what dispatch and combine over nodes take the place of.
+bool within_a_node(const Operator& op) {
+  return op.name == "moe_gather" || op.name == "moe_scatter";
+}
+
 double most(const Curve& curve, const std::string& axis) {
   const auto found = curve.range.find(axis);
   return found == curve.range.end() ? HUGE_VAL : found->second.most;
+}
+
+/// The format in which tokens meet experts: what the tensor cores multiply, 16 bits beside weights alone
+/// in 4.
+Dtype activation_dtype(Dtype weights) {
+  const bool narrow = weights == Dtype::fp8 || weights == Dtype::fp8_block || weights == Dtype::int8 ||
+                      weights == Dtype::nvfp4;
+  return narrow ? weights : Dtype::bf16;
+}
+
+/// Products in 32 bits without tensor cores, which no table holds: data-sheet rates at what is reached in
+/// bf16 (three quarters of arithmetic, four fifths of memory) and that kernel's launch, 3 us; assumed.
+Coefficients fp32_fit(const Gpu& gpu) {
+  Coefficients c;
+  c.launch_ns = 3'000;
+  c.flops_per_ns = 0.75 * gpu.fp32_tflops * 1e3;
+  c.bytes_per_ns = kElementwiseBandwidth * gpu.hbm_bytes_per_ns;
+  c.overlap = 0.8;
+  return c;
 }
 
 }  // namespace
@@ -60,11 +141,24 @@ Coefficients elementwise_fit(const Gpu& gpu) {
   return c;
 }
 
-std::int32_t graph_size(std::int32_t tokens) {
-  if (tokens <= 2 || tokens > kLargestGraph) return tokens;
+std::int32_t expert_nodes(const Parallelism& parallelism, std::int32_t gpus_per_node) {
+  const std::int32_t group = parallelism.tensor * parallelism.pipeline;
+  std::int32_t nodes = 0, last = -1;
+  for (std::int32_t rank = 0; rank < parallelism.data; ++rank) {
+    for (std::int32_t gpu = rank * group; gpu < rank * group + parallelism.tensor; ++gpu) {
+      const std::int32_t node = gpu / gpus_per_node;
+      nodes += node != last ? 1 : 0;
+      last = node;
+    }
+  }
+  return nodes;
+}
+
+std::int32_t graph_size(std::int32_t tokens, std::int32_t largest) {
+  if (tokens <= 2 || tokens > largest) return tokens;
   if (tokens <= 4) return 4;
   const std::int32_t step = tokens <= 256 ? 8 : 16;
-  return (tokens + step - 1) / step * step;
+  return std::min((tokens + step - 1) / step * step, largest);
 }
 
 /// One operator and the curve that times it.
@@ -74,8 +168,14 @@ struct StepModel::Part {
   double launches = 1;   ///< in a step: the operator's count, scaled to the slowest pipeline stage
   bool outside = false;  ///< its fixed sizes were never measured
   std::int32_t sms = 0;
-  std::int32_t attention = -1;  ///< index in attention_; -1: goes by rows
+  double rank = 0;                  ///< of a collective: waiting for the slowest rank
+  double unsynchronised_bytes = 0;  ///< ... up to which ranks do not wait: flashinfer's has no barrier
+  double fused_bytes = 0;           ///< of a norm: the largest all-reduce before it that takes it along
+  std::int32_t attention = -1;      ///< index in attention_; -1: goes by rows
   AttentionForm prefill_work, decode_work;
+  const ExpertFabric* fabric = nullptr;  ///< of a dispatch and combine: moe_expert ranks on `nodes`
+  std::int32_t nodes = 1;
+  bool met = false;  ///< by the tokens of all data-parallel ranks
 
   GemmShape gemm(double rows) const {
     return {rows, static_cast<double>(op.n), static_cast<double>(op.k), op.dtype};
@@ -95,9 +195,17 @@ struct StepModel::Part {
 
   /// One launch on so many rows: tokens, or sampled requests.
   KernelTime time(double rows) const {
-    if (op.kind == OpKind::gemm) return gemm_time(curve.at(rows), sms, gemm(rows));
-    if (op.kind == OpKind::moe) return moe_time(curve.at(rows * op.moe_data), moe(rows));
-    return stream_time(curve.at(bytes(rows)), bytes(rows));
+    if (op.kind == OpKind::gemm) return gemm_time(curve, sms, gemm(rows));
+    if (op.kind == OpKind::moe) return moe_time(curve, moe(rows));
+    if (fabric != nullptr) {
+      return dispatch_combine_time(rows / op.moe_tensor, static_cast<double>(op.hidden), op.topk,
+                                   activation_dtype(op.dtype), op.gpus, nodes, *fabric);
+    }
+    KernelTime t = collective_time(curve, bytes(rows));
+    if (bytes(rows) <= unsynchronised_bytes) return t;
+    t.launch += rank;
+    t.ns += rank;
+    return t;
   }
   bool outside_at(double rows) const {
     if (outside) return true;
@@ -107,24 +215,54 @@ struct StepModel::Part {
   }
 };
 
+// Of a norm's launches, those that an all-reduce takes along: all but the first layer's first, while the
+// message (a quarter of what the norm moves: it reads and writes 4 vectors a token) is small enough.
+double StepModel::fused_norms(const Part& part, double rows) {
+  return part.fused_bytes > 0 && part.bytes(rows) / 4 <= part.fused_bytes ? part.launches - 1 : 0;
+}
+
+// What running the shared experts on a stream of their own saves: all of their time but what they need of the
+// memory that routed experts use too, and no more than those take.
+double StepModel::shared_beside_routed(const std::vector<Part>& parts, std::int32_t tokens) {
+  if (tokens > kSharedStreamTokens) return 0;
+  double shared = 0, routed = 0;
+  for (const Part& part : parts) {
+    if (part.op.kind == OpKind::moe) routed += part.launches * part.time(tokens).ns;
+    if (!part.op.name.starts_with("shared_") || part.op.kind != OpKind::gemm) continue;
+    const KernelTime t = part.time(tokens);
+    shared += part.launches * std::max(0.0, t.ns - t.memory);
+  }
+  return std::min(shared, routed);
+}
+
 StepModel::StepModel(const ModelSpec& model, const Parallelism& parallelism, Dtype weights, Dtype kv,
-                     const Gpu& gpu, const Profile& profile, std::int32_t max_num_batched_tokens,
-                     bool async_scheduling)
-    : async_scheduling_(async_scheduling), stages_(parallelism.pipeline) {
+                     const Gpu& gpu, const Profile& all, const StepOptions& options)
+    : options_(options),
+      layers_(static_cast<double>(model.layers.size())),
+      stages_(parallelism.pipeline),
+      data_(parallelism.data) {
   const std::string place = fmt::format("model '{}' on {}", model.name, gpu.name);
+  const Profile profile = with_kernels(all, options.kernels, place);
   const auto layers = static_cast<double>(model.layers.size());
   const double slowest = std::ceil(layers / parallelism.pipeline) * parallelism.pipeline / layers;
+  const std::int32_t nodes =
+      parallelism.expert > 1 && data_ > 1 ? expert_nodes(parallelism, options.gpus_per_node) : 1;
   std::vector<Part> parts;
   for (const Operator& op : operators(model, parallelism, weights)) {
+    if (nodes > 1 && within_a_node(op)) continue;
     Part part;
     part.op = op;
     part.launches = op.count * (op.sampled_rows ? 1 : slowest);
     part.sms = gpu.sm_count;
-    part.outside = profile.gpu != gpu.name;
+    part.met = data_ > 1 && (op.kind == OpKind::moe || within_a_node(op));
+    if (options_.fuse_allreduce_rms && op.name == "norm" && parallelism.tensor > 1) {
+      part.fused_bytes = fused_allreduce_bytes(gpu, parallelism.tensor);
+    }
+    part.outside = profile.datasheet || profile.gpu != gpu.name;
     const auto choose = [&](CurveOp curve_op, Dtype dtype) -> const Curve& {
       const CurveChoice choice =
           find_curve(profile, curve_op, dtype, place, op.kind == OpKind::attention ? op.head_dim : 0,
-                     op.window > 0, op.kind == OpKind::allreduce ? op.gpus : 0);
+                     op.window, op.kind == OpKind::allreduce ? op.gpus : 0);
       part.outside = part.outside || choice.stand_in;
       return *choice.curve;
     };
@@ -139,10 +277,24 @@ StepModel::StepModel(const ModelSpec& model, const Parallelism& parallelism, Dty
         within(*curve, "kv_heads", op.kv_heads);
       }
       Attention attention;
-      attention.prefill = {part.prefill_work, prefill.regimes[0], gpu.sm_count};
-      attention.decode = {part.decode_work, decode.regimes[0], gpu.sm_count};
+      if (op.kind == OpKind::linear_attention) {
+        attention.prefill = {part.prefill_work, prefill.regimes[0], gpu.sm_count};
+        attention.decode = {part.decode_work, decode.regimes[0], gpu.sm_count};
+      } else {
+        attention.prefill = attention_kernel(prefill, gpu.sm_count, op, kv);
+        attention.decode = attention_kernel(decode, gpu.sm_count, op, kv);
+        // The weights read since have evicted the KV that a benchmark's loop finds in L2.
+        attention.decode.cache = 0;
+        attention.decode.factor.level_below(kFewestKeys);
+        if (op.kind == OpKind::mla_attention && gpu.compute_capability == 90) {
+          attention.decode.launch = std::max(0.0, attention.decode.launch - kHopperMlaModuleNs);
+        }
+      }
       attention.launches = part.launches;
       attention.window = op.window > 0;
+      attention.queries = op.kind == OpKind::attention || op.kind == OpKind::mla_attention
+                              ? static_cast<double>(op.heads) / op.kv_heads
+                              : 0;
       attention.outside = part.outside;
       attention.prefill_requests = most(prefill, "requests");
       attention.prefill_context = most(prefill, "context");
@@ -152,13 +304,19 @@ StepModel::StepModel(const ModelSpec& model, const Parallelism& parallelism, Dty
     };
     switch (op.kind) {
       case OpKind::gemm:
+        if (op.dtype == Dtype::fp32 && !options_.tf32) {
+          part.curve.regimes = {fp32_fit(gpu)};
+          break;
+        }
         part.curve = choose(CurveOp::gemm, op.dtype);
         within(part.curve, "n", static_cast<double>(op.n));
         within(part.curve, "k", static_cast<double>(op.k));
         break;
       case OpKind::moe: {
-        part.curve = choose(CurveOp::moe, op.dtype);
         const MoeShape shape = part.moe(1);
+        const CurveChoice choice = find_moe_curve(profile, shape, place);
+        part.curve = *choice.curve;
+        part.outside = part.outside || choice.stand_in;
         within(part.curve, "hidden", shape.hidden);
         within(part.curve, "intermediate", shape.intermediate);
         within(part.curve, "experts", shape.experts);
@@ -168,15 +326,34 @@ StepModel::StepModel(const ModelSpec& model, const Parallelism& parallelism, Dty
       }
       case OpKind::allreduce:
         part.curve = choose(CurveOp::allreduce, Dtype::bf16);
+        part.rank = options_.overheads.rank;
+        part.unsynchronised_bytes = op.gpus == parallelism.tensor && options_.fuse_allreduce_rms
+                                        ? fused_allreduce_bytes(gpu, op.gpus)
+                                        : 0;
         break;
+      case OpKind::allgather:
+      case OpKind::reducescatter: {
+        const CurveOp collective = op.kind == OpKind::allgather ? CurveOp::allgather : CurveOp::reducescatter;
+        const CurveChoice choice =
+            find_collective(profile, collective, Dtype::bf16, op.gpus, CollectiveMode::nccl, place);
+        part.curve = *choice.curve;
+        part.outside = part.outside || choice.stand_in;
+        part.rank = options_.overheads.rank;
+        break;
+      }
       case OpKind::elementwise:
         part.curve.regimes = {elementwise_fit(gpu)};
         break;
       case OpKind::linear_attention: {
         // No table: arithmetic at prefill attention's rate, memory as elementwise kernels.
-        Curve curve = choose(CurveOp::attention_prefill, Dtype::bf16);
-        curve.regimes[0].bytes_per_ns = kElementwiseBandwidth * gpu.hbm_bytes_per_ns;
-        curve.range.clear();
+        const Coefficients& measured = choose(CurveOp::attention_prefill, Dtype::bf16).regimes[0];
+        Coefficients fit;
+        fit.launch_ns = measured.launch_ns;
+        fit.flops_per_ns = measured.flops_per_ns;
+        fit.bytes_per_ns = kElementwiseBandwidth * gpu.hbm_bytes_per_ns;
+        fit.overlap = measured.overlap;
+        Curve curve;
+        curve.regimes = {fit};
         part.outside = true;
         part.prefill_work = linear_attention_form(op, false);
         part.decode_work = linear_attention_form(op, true);
@@ -200,7 +377,32 @@ StepModel::StepModel(const ModelSpec& model, const Parallelism& parallelism, Dty
         break;
       }
     }
+    const bool quantized_query = op.kind == OpKind::attention && bytes_per_element(kv) < 2;
     parts.push_back(std::move(part));
+    if (quantized_query) {  // fp8 keys are multiplied by fp8 queries, which another kernel makes
+      Part quantize;
+      quantize.op.kind = OpKind::elementwise;
+      quantize.op.name = "query_quant";
+      quantize.op.bytes_per_token = std::int64_t{3} * op.heads * op.head_dim;
+      quantize.op.count = op.count;
+      quantize.launches = op.count * slowest;
+      quantize.curve.regimes = {elementwise_fit(gpu)};
+      parts.push_back(std::move(quantize));
+    }
+    if (op.kind == OpKind::moe && nodes > 1) {
+      Part exchange;
+      exchange.op = op;
+      exchange.op.kind = OpKind::allgather;
+      exchange.op.name = "dispatch_combine";
+      exchange.op.weights = 0;
+      exchange.op.moe_tensor = parallelism.tensor;  // each of them brings its share of the tokens
+      exchange.op.gpus = parallelism.tensor * parallelism.data;
+      exchange.launches = op.count * slowest;
+      exchange.outside = true;
+      exchange.fabric = &find_expert_fabric(options.expert_fabric, place);
+      exchange.nodes = nodes;
+      parts.push_back(std::move(exchange));
+    }
   }
   if (parallelism.pipeline > 1) {
     Part send;
@@ -215,19 +417,24 @@ StepModel::StepModel(const ModelSpec& model, const Parallelism& parallelism, Dty
     parts.push_back(std::move(send));
   }
 
-  const auto size = static_cast<std::size_t>(max_num_batched_tokens) + 1;
+  const auto size = static_cast<std::size_t>(options_.max_num_batched_tokens) + 1;
   by_tokens_.resize(size);
   by_sampled_.resize(size);
-  for (std::int32_t rows = 1; rows <= max_num_batched_tokens; ++rows) {
+  if (data_ > 1) by_met_.resize(size);
+  for (std::int32_t rows = 1; rows <= options_.max_num_batched_tokens; ++rows) {
     const auto i = static_cast<std::size_t>(rows);
     for (const Part& part : parts) {
       if (part.attention >= 0) continue;
-      Cost& cost = (part.op.sampled_rows ? by_sampled_ : by_tokens_)[i];
-      const double run = part.op.sampled_rows ? rows : graph_size(rows);
-      const double ns = part.launches * part.time(run).ns;
+      Cost& cost = (part.op.sampled_rows ? by_sampled_ : part.met ? by_met_ : by_tokens_)[i];
+      const double run = part.op.sampled_rows ? rows : graph_size(rows, options_.max_graph);
+      const double ns = (part.launches - fused_norms(part, run)) * part.time(run).ns;
       cost.ns += ns;
       if (part.outside_at(run)) cost.outside += ns;
     }
+    Cost& step = by_tokens_[i];
+    const double beside = shared_beside_routed(parts, graph_size(rows, options_.max_graph));
+    if (beside > 0) step.outside *= 1 - beside / step.ns;  // of what is left, the same share
+    step.ns -= beside;
   }
   parts_ = std::make_shared<const std::vector<Part>>(std::move(parts));
 }
@@ -236,21 +443,34 @@ namespace {
 
 AttentionShape decode_rows(const StepShape& s, bool window) {
   const auto context = static_cast<double>(window ? s.decode_window_context : s.decode_context);
-  return {static_cast<double>(s.decode_requests), context, context};
+  const auto rows = static_cast<double>(s.decode_requests);
+  return {rows, context, context, rows, static_cast<double>(s.decode_context)};
 }
 
 AttentionShape prefill_rows(const StepShape& s, bool window) {
   return {static_cast<double>(s.prefill_tokens),
           static_cast<double>(window ? s.prefill_window_pairs : s.prefill_pairs),
-          static_cast<double>(window ? s.prefill_window_context : s.prefill_context)};
+          static_cast<double>(window ? s.prefill_window_context : s.prefill_context),
+          static_cast<double>(s.prefill_requests)};
 }
 
 }  // namespace
 
 // The kernel's time, and whether its requests, or the context of the mean one, exceed what was measured.
 inline KernelTime StepModel::Attention::decode_time(const StepShape& s, bool& beyond) const {
-  const AttentionShape rows = decode_rows(s, window);
+  AttentionShape rows = decode_rows(s, window);
   beyond = outside || rows.tokens > decode_requests || rows.context > decode_context * rows.tokens;
+  if (s.draft_tokens > 0) {
+    beyond = true;
+    const double each = (rows.tokens + s.draft_tokens) / rows.tokens;  // queries of the mean row
+    const double blocks =
+        queries > 0 ? std::ceil(each * queries / kTileQueries) / std::ceil(queries / kTileQueries) : each;
+    rows.pairs += static_cast<double>(window ? s.draft_window_pairs : s.draft_pairs);
+    rows.tokens *= blocks;
+    rows.context *= blocks;
+    rows.requests *= blocks;
+    rows.held *= blocks;
+  }
   return decode.time(rows);
 }
 
@@ -261,12 +481,24 @@ inline KernelTime StepModel::Attention::prefill_time(const StepShape& s, bool& b
   return prefill.time(rows);
 }
 
-StepTime StepModel::time(const StepShape& shape) const {
+// Of the mean data-parallel rank.
+inline std::int32_t StepModel::met_tokens(const StepShape& shape) const {
+  if (shape.other_tokens < 0) return shape.tokens();
+  return std::min((shape.tokens() + shape.other_tokens + data_ - 1) / data_, options_.max_num_batched_tokens);
+}
+
+// What a step's kernels take on the GPU. Requires tokens. Inlined by order: time() is the simulator's hottest
+// function, and a call costs it a third.
+[[gnu::always_inline]] inline StepModel::Cost StepModel::kernels(const StepShape& shape) const {
   const std::int32_t tokens = shape.tokens();
-  if (tokens == 0) return {};
   const Cost& every = by_tokens_[static_cast<std::size_t>(tokens)];
   const Cost& sampled = by_sampled_[static_cast<std::size_t>(shape.sampled_requests)];
   double ns = every.ns + sampled.ns, outside = every.outside + sampled.outside;
+  if (data_ > 1) {
+    const Cost& met = by_met_[static_cast<std::size_t>(met_tokens(shape))];
+    ns += met.ns;
+    outside += met.outside;
+  }
   const auto add = [&](double part, bool beyond) {
     ns += part;
     if (beyond) outside += part;
@@ -282,8 +514,75 @@ StepTime StepModel::time(const StepShape& shape) const {
       add(part, beyond);
     }
   }
+  return {ns, outside};
+}
+
+namespace {
+
+// The drafter's first pass: all that the model has just computed, and a draft for each sequence.
+StepShape first_pass(const StepShape& shape) {
+  StepShape pass = shape;
+  pass.sampled_requests = shape.decode_requests + shape.prefill_requests;
+  return pass;
+}
+
+// Its mean pass after that: one token of each sequence, which the drafts before it precede.
+StepShape next_pass(const StepShape& shape, std::int32_t drafts) {
+  StepShape pass;
+  pass.decode_requests = pass.sampled_requests = shape.decode_requests + shape.prefill_requests;
+  pass.decode_context =
+      shape.decode_context + shape.prefill_context + std::int64_t{pass.decode_requests} * drafts / 2;
+  pass.decode_window_context = shape.decode_window_context + shape.prefill_window_context;
+  return pass;
+}
+
+}  // namespace
+
+void StepModel::draft_with(std::shared_ptr<const StepModel> drafter, std::int32_t drafts) {
+  layers_ += drafts * drafter->layers_;
+  drafter_ = std::move(drafter);
+  drafts_ = drafts;
+}
+
+// What drafting adds to a step.
+[[gnu::noinline]] StepModel::Cost StepModel::drafting(const StepShape& shape) const {
+  Cost sum;
+  StepShape pass = first_pass(shape);
+  for (std::int32_t left = drafts_, times = 1; left > 0; left -= times, times = left) {
+    const Cost cost = drafter_->kernels(pass);
+    sum.ns += times * cost.ns;
+    sum.outside += times * cost.outside;
+    pass = next_pass(shape, drafts_);
+  }
+  return sum;
+}
+
+StepTime StepModel::time(const StepShape& shape) const {
+  if (shape.tokens() == 0) return {};
+  auto [ns, outside] = kernels(shape);
+  if (drafter_ != nullptr) {
+    const Cost drafts = drafting(shape);
+    ns += drafts.ns;
+    outside += drafts.outside;
+  }
   const bool extrapolated = outside > kOutsideShare * ns;
-  return {ceil_ns(async_scheduling_ ? std::max(ns, kHostNs) : ns + kHostNs), extrapolated};
+  const double host = host_ns(shape), launch = launch_ns(shape), gpu = options_.overheads.gpu;
+  return {ceil_ns(options_.async_scheduling ? std::max(ns + gpu, host + launch)
+                                            : std::max(ns, launch) + gpu + host),
+          extrapolated};
+}
+
+// The host's work on a step, and its launches of the step's kernels.
+double StepModel::host_ns(const StepShape& shape) const {
+  return options_.overheads.step +
+         options_.overheads.request * (shape.decode_requests + shape.prefill_requests);
+}
+
+double StepModel::launch_ns(const StepShape& shape) const {
+  Launch how = options_.graphs;
+  if (shape.tokens() > options_.max_graph) how = Launch::none;
+  if (how == Launch::full && shape.prefill_tokens > 0) how = Launch::piecewise;
+  return options_.overheads.launch[static_cast<std::size_t>(how)] * layers_;
 }
 
 std::vector<OpTime> StepModel::breakdown(const StepShape& shape) const {
@@ -307,14 +606,34 @@ std::vector<OpTime> StepModel::breakdown(const StepShape& shape) const {
       }
       continue;
     }
-    const double rows = part.op.sampled_rows ? shape.sampled_requests : graph_size(shape.tokens());
-    if (rows > 0) add(part.op.name, part.launches, part.time(rows), part.outside_at(rows));
+    const double rows = part.op.sampled_rows
+                            ? shape.sampled_requests
+                            : graph_size(part.met ? met_tokens(shape) : shape.tokens(), options_.max_graph);
+    if (rows > 0) {
+      add(part.op.name, part.launches - fused_norms(part, rows), part.time(rows), part.outside_at(rows));
+    }
   }
-  double host = kHostNs;
-  if (async_scheduling_) {
-    for (const OpTime& op : result) host -= op.us * 1e3;
+  if (drafter_ != nullptr) {
+    const auto draft = [&](const StepShape& pass, std::int32_t times) {
+      for (OpTime& op : drafter_->breakdown(pass)) {
+        op.name = "draft " + op.name;
+        op.count *= times;
+        op.us *= times;
+        result.push_back(std::move(op));
+      }
+    };
+    draft(first_pass(shape), 1);
+    if (drafts_ > 1) draft(next_pass(shape, drafts_), drafts_ - 1);
   }
-  if (host > 0) add("host", 1, {host, 0, 0, host, 1}, false);
+  const double beside = shared_beside_routed(*parts_, graph_size(shape.tokens(), options_.max_graph));
+  if (beside > 0) result.push_back({"shared beside routed", 1, -beside / 1e3, Regime::launch, false});
+  // What the host adds beyond the GPU's time: all of it, or what is not hidden.
+  double gpu = options_.overheads.gpu;
+  if (gpu > 0) add("sampling", 1, {gpu, 0, 0, gpu, 1}, false);
+  double busy = 0;
+  for (const OpTime& op : result) busy += op.us * 1e3;
+  const double host = static_cast<double>(time(shape).ns) - busy;
+  if (host >= 1) add("host", 1, {host, 0, 0, host, 1}, false);
   return result;
 }
 
@@ -323,7 +642,8 @@ Work StepModel::work(const StepTotals& totals) const {
   if (totals.steps == 0) return sum;
   const auto steps = static_cast<double>(totals.steps);
   const auto mean = [&](std::int64_t total) { return static_cast<double>(total) / steps; };
-  const double decode = mean(totals.decode_requests), prefill = mean(totals.prefill_tokens);
+  const double decode = mean(totals.decode_requests + totals.draft_tokens),
+               prefill = mean(totals.prefill_tokens);
   for (const Part& part : *parts_) {
     const auto add = [&](double launching_steps, const KernelWork& work) {  // of one launch in their mean
       sum.flops += part.op.count * launching_steps / stages_ * work.flops;
@@ -332,7 +652,8 @@ Work StepModel::work(const StepTotals& totals) const {
     if (part.attention >= 0) {
       const bool window = part.op.window > 0;
       const double context = mean(window ? totals.decode_window_context : totals.decode_context);
-      if (decode > 0) add(steps, part.decode_work.work({decode, context, context}));
+      const double drafted = mean(window ? totals.draft_window_pairs : totals.draft_pairs);
+      if (decode > 0) add(steps, part.decode_work.work({decode, context + drafted, context}));
       if (prefill > 0) {
         add(steps, part.prefill_work.work(
                        {prefill, mean(window ? totals.prefill_window_pairs : totals.prefill_pairs),
@@ -352,6 +673,26 @@ Work StepModel::work(const StepTotals& totals) const {
     } else if (part.op.kind == OpKind::elementwise) {
       add(steps, {0, part.bytes(part.op.sampled_rows ? mean(totals.sampled_requests) : decode + prefill)});
     }
+  }
+  if (drafter_ != nullptr) {
+    const auto draft = [&](const StepTotals& passes, std::int32_t times) {
+      const Work work = drafter_->work(passes);
+      sum.flops += times * work.flops;
+      sum.hbm_bytes += times * work.hbm_bytes;
+    };
+    StepTotals first = totals;
+    first.sampled_requests = totals.decode_requests + totals.prefill_requests;
+    first.sampling_steps = totals.steps;
+    draft(first, 1);
+    StepTotals next;  // as next_pass(); experts as if every step had the mean number of sequences
+    next.steps = next.sampling_steps = totals.steps;
+    next.decode_requests = next.sampled_requests = first.sampled_requests;
+    next.decode_context =
+        totals.decode_context + totals.prefill_context + first.sampled_requests * drafts_ / 2;
+    next.decode_window_context = totals.decode_window_context + totals.prefill_window_context;
+    next.steps_of_tokens.resize(static_cast<std::size_t>(std::llround(mean(first.sampled_requests))) + 1);
+    next.steps_of_tokens.back() = totals.steps;
+    if (drafts_ > 1) draft(next, drafts_ - 1);
   }
   return sum;
 }

@@ -83,7 +83,7 @@ std::int32_t tokens_of(const LineReader& lines, std::string_view column, std::st
 
 }  // namespace
 
-void read_azure(LineReader& lines, Trace& trace) {
+void read_azure(LineReader& lines, Trace& trace, const ReadOptions& /*options*/) {
   std::string_view line;
   if (!lines.next(line)) return;
   if (trimmed(line) != kHeader) {

@@ -5,18 +5,31 @@
 #include <string>
 #include <vector>
 
+#include "sim/core/random.hpp"
 #include "traces/lines.hpp"
+#include "traces/reader.hpp"
 #include "traces/trace.hpp"
 
 namespace pdsim {
 
-void read_mooncake(LineReader& lines, Trace& trace);
+void read_mooncake(LineReader& lines, Trace& trace, const ReadOptions& options);
 void write_mooncake(const Trace& trace, std::ptrdiff_t index, std::string& text);
 std::vector<std::string> mooncake_losses(const Trace& trace);
 
-void read_azure(LineReader& lines, Trace& trace);
+void read_azure(LineReader& lines, Trace& trace, const ReadOptions& options);
 void write_azure(const Trace& trace, std::ptrdiff_t index, std::string& text);
 std::vector<std::string> azure_losses(const Trace& trace);
+
+void read_vllm_bench(LineReader& lines, Trace& trace, const ReadOptions& options);
+void read_aiperf(LineReader& lines, Trace& trace, const ReadOptions& options);
+
+/// What all formats have in common once their rows are read: stable order by arrival, turns, counts. Rows
+/// that the format has set aside are counted in rows_read already.
+void finish_trace(Trace& trace);
+
+/// Gamma of this shape with mean 1 (Marsaglia and Tsang, ACM TOMS 26, 2000; below shape 1 by the power of a
+/// uniform).
+double unit_gamma(Random& random, double shape);
 
 /// push_back that grows to what the file will need, judged by the share read so far, so that the arrays
 /// end near their size instead of near twice it.

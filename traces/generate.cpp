@@ -4,10 +4,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <random>
 
 #include "sim/core/error.hpp"
 #include "sim/core/math.hpp"
 #include "sim/core/random.hpp"
+#include "traces/formats.hpp"
 
 namespace pdsim {
 
@@ -68,23 +70,6 @@ std::int32_t draw(Random& random, const Lengths& lengths) {
   const double tokens = std::floor(lognormal(random, lengths.mean, lengths.sigma) + 0.5);
   return static_cast<std::int32_t>(
       std::clamp(tokens, static_cast<double>(lengths.min), static_cast<double>(lengths.max)));
-}
-
-// Gamma with mean 1 (Marsaglia and Tsang, ACM TOMS 26, 2000; below shape 1 by the power of a uniform).
-double unit_gamma(Random& random, double shape) {
-  if (shape == 1) return random.exponential(1.0);
-  const double boosted = shape < 1 ? shape + 1 : shape;
-  const double d = boosted - 1.0 / 3.0, c = 1.0 / math::sqrt(9.0 * d);
-  double v = 0;
-  for (;;) {
-    const double x = random.normal();
-    v = 1.0 + c * x;
-    if (v <= 0) continue;
-    v = v * v * v;
-    if (math::log(1.0 - random.uniform()) < 0.5 * x * x + d * (1.0 - v + math::log(v))) break;
-  }
-  const double power = shape < 1 ? math::pow(1.0 - random.uniform(), 1.0 / shape) : 1.0;
-  return d * v * power / shape;
 }
 
 std::int32_t draw_turns(Random& random, const GenerateConfig& config) {
@@ -216,6 +201,22 @@ void number_blocks(const SystemPrompts& prompts, const std::vector<std::int32_t>
 
 }  // namespace
 
+double unit_gamma(Random& random, double shape) {
+  if (shape == 1) return random.exponential(1.0);
+  const double boosted = shape < 1 ? shape + 1 : shape;
+  const double d = boosted - 1.0 / 3.0, c = 1.0 / math::sqrt(9.0 * d);
+  double v = 0;
+  for (;;) {
+    const double x = random.normal();
+    v = 1.0 + c * x;
+    if (v <= 0) continue;
+    v = v * v * v;
+    if (math::log(1.0 - random.uniform()) < 0.5 * x * x + d * (1.0 - v + math::log(v))) break;
+  }
+  const double power = shape < 1 ? math::pow(1.0 - random.uniform(), 1.0 / shape) : 1.0;
+  return d * v * power / shape;
+}
+
 Trace generate_trace(const GenerateConfig& config) {
   check(config);
   Trace trace;
@@ -239,6 +240,41 @@ Trace generate_trace(const GenerateConfig& config) {
   return trace;
 }
 
+namespace {
+
+/// The least of lengths drawn from [ratio x most, most]: numpy's callers truncate, pdsim stays inside. 0 only
+/// for most = 0.
+std::int32_t shortest(const SyntheticWorkload& w, std::int32_t most) {
+  const double low = w.range_ratio * most;
+  return w.numpy ? std::max(static_cast<std::int32_t>(low), std::min(most, 1))
+                 : static_cast<std::int32_t>(std::ceil(low));
+}
+
+/// numpy.random.seed(0), then randint(low, most + 1) n times for the prompts and again for the outputs, with
+/// low = int(ratio x most): a 32-bit Mersenne Twister, whose values are masked to the range's bits and
+/// drawn again while they exceed it (numpy's legacy generator).
+std::vector<std::int32_t> numpy_lengths(const SyntheticWorkload& w) {
+  std::mt19937 generator(0);
+  std::vector<std::int32_t> lengths;
+  for (const std::int32_t most : {w.isl, w.osl}) {
+    const std::int32_t low = shortest(w, most);
+    const auto range = static_cast<std::uint32_t>(most - low);
+    std::uint32_t mask = range;
+    for (const int shift : {1, 2, 4, 8, 16}) mask |= mask >> shift;
+    for (std::int32_t i = 0; i < w.requests; ++i) {
+      std::uint32_t value = range;
+      if (range > 0) {
+        do value = static_cast<std::uint32_t>(generator()) & mask;
+        while (value > range);
+      }
+      lengths.push_back(low + static_cast<std::int32_t>(value));
+    }
+  }
+  return lengths;
+}
+
+}  // namespace
+
 Trace synthetic_trace(const SyntheticWorkload& w, std::int32_t block_size, std::uint64_t seed) {
   require(w.requests >= 1, "synthetic: requests", w.requests, "at least 1");
   require(w.rate >= 0 && w.rate <= 1e6, "synthetic: rate", w.rate,
@@ -249,12 +285,10 @@ Trace synthetic_trace(const SyntheticWorkload& w, std::int32_t block_size, std::
   require(w.osl >= 0, "synthetic: osl", w.osl, "at least 0 tokens");
   require(w.range_ratio > 0 && w.range_ratio <= 1, "synthetic: range_ratio", w.range_ratio,
           "above 0, at most 1");
-  const auto least = [&](std::int32_t most) {
-    return static_cast<std::int32_t>(std::ceil(w.range_ratio * most));
-  };
-  require(w.shared_prefix >= 0 && (w.shared_prefix == 0 || w.shared_prefix < least(w.isl)),
+  require(w.shared_prefix >= 0 && (w.shared_prefix == 0 || w.shared_prefix < shortest(w, w.isl)),
           "synthetic: shared_prefix", w.shared_prefix,
-          fmt::format("below the shortest prompt ({} tokens)", least(w.isl)));
+          fmt::format("below the shortest prompt ({} tokens)", shortest(w, w.isl)));
+  require(w.distinct_prompts >= 0, "synthetic: distinct_prompts", w.distinct_prompts, "at least 0");
   require(block_size >= 1, "synthetic: block_size", block_size, "at least 1 token");
 
   const std::int32_t shared_blocks = w.shared_prefix / block_size;
@@ -271,17 +305,26 @@ Trace synthetic_trace(const SyntheticWorkload& w, std::int32_t block_size, std::
   Random gaps(seed, Purpose::arrivals);
   double arrival = 0;  // s
   std::uint64_t next_id = shared_ids;
+  const std::vector<std::int32_t> drawn = w.numpy ? numpy_lengths(w) : std::vector<std::int32_t>();
   for (std::int32_t i = 0; i < w.requests; ++i) {
     Random lengths(seed, Purpose::lengths, static_cast<std::uint64_t>(i));
     const auto uniform = [&](std::int32_t most) {
-      const std::int32_t low = least(most);
+      const std::int32_t low = shortest(w, most);
       return low + static_cast<std::int32_t>(lengths.below(static_cast<std::uint64_t>(most - low) + 1));
     };
     Request request;
     if (w.rate > 0 && i > 0) arrival = w.poisson ? arrival + gaps.exponential(1.0 / w.rate) : i / w.rate;
     request.arrival = ceil_ns(arrival * 1e9);
-    request.prompt_tokens = uniform(w.isl);
-    request.output_tokens = uniform(w.osl);
+    request.prompt_tokens = w.numpy ? drawn[static_cast<std::size_t>(i)] : uniform(w.isl);
+    request.output_tokens = w.numpy ? drawn[static_cast<std::size_t>(w.requests + i)] : uniform(w.osl);
+    if (w.distinct_prompts > 0 && i >= w.distinct_prompts) {
+      const Request& same = trace.requests[static_cast<std::size_t>(i - w.distinct_prompts)];
+      request.prompt_tokens = same.prompt_tokens;
+      request.hash_begin = same.hash_begin;
+      request.hash_count = same.hash_count;
+      trace.requests.push_back(request);
+      continue;
+    }
     request.hash_begin = trace.hash_ids.size();
     request.hash_count = blocks_of(request.prompt_tokens, trace.hash_block_tokens);
     for (std::uint64_t block = 0; block < static_cast<std::uint64_t>(request.hash_count); ++block) {

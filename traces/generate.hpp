@@ -60,9 +60,11 @@ struct SyntheticWorkload {
   std::int32_t requests = 0;
   double rate = 0;      ///< requests per second; 0 = all at time zero (a closed loop paces them itself)
   bool poisson = true;  ///< exponential gaps; false = equal ones
-  std::int32_t isl = 0, osl = 0;   ///< tokens
-  double range_ratio = 1;          ///< lengths uniform over the integers in [ratio x, x]
-  std::int32_t shared_prefix = 0;  ///< leading tokens that all prompts have in common, part of isl
+  std::int32_t isl = 0, osl = 0;      ///< tokens
+  double range_ratio = 1;             ///< lengths uniform over the integers in [ratio x, x]
+  std::int32_t shared_prefix = 0;     ///< leading tokens that all prompts have in common, part of isl
+  std::int32_t distinct_prompts = 0;  ///< prompts repeat in turn after so many; 0 = never
+  bool numpy = false;  ///< lengths as `vllm bench serve --seed 0` draws them: numpy's generator
 };
 
 /// Independent requests with a common prefix. A hash id covers the largest block_size 2^k <= 512 tokens (at

@@ -168,16 +168,40 @@ std::string LineReader::sha256() {
   return source_->digest.hex();
 }
 
-// Moves what is not yet cut to the front and appends a chunk of text.
-bool LineReader::fill() {
+// Moves what is not yet cut, at most `most` bytes, to the front and appends a chunk of text.
+bool LineReader::fill(std::size_t most) {
   const std::size_t kept = end_ - begin_;
-  if (kept > kMaxLine)
-    throw InputError(place(), "the line is longer than 64 MiB, expected one request a line");
+  if (kept > most) throw InputError(place(), "the line is longer than 64 MiB, expected one request a line");
   if (text_.size() < kept + kChunk + kLinePadding) text_.resize(2 * kept + kChunk + kLinePadding);
   std::memmove(text_.data(), text_.data() + begin_, kept);
   begin_ = 0;
   end_ = kept + source_->text(text_.data() + kept, text_.size() - kLinePadding - kept, place());
   return end_ > kept;
+}
+
+void LineReader::refuse_pointer(std::string_view text) const {
+  if (text.starts_with("version https://git-lfs.github.com/spec/")) {
+    throw InputError(place(), "this is a Git LFS pointer, not the data: 'git lfs pull' fetches it");
+  }
+}
+
+std::string_view LineReader::head(std::size_t most) {
+  while (end_ - begin_ < most && fill(SIZE_MAX)) {
+  }
+  return std::string_view(text_).substr(begin_, std::min(most, end_ - begin_));
+}
+
+std::string_view LineReader::rest() {
+  while (fill(SIZE_MAX)) {
+  }
+  std::string_view text = std::string_view(text_).substr(begin_, end_ - begin_);
+  if (line_ == 0) {
+    if (text.starts_with("\xef\xbb\xbf")) text.remove_prefix(3);
+    refuse_pointer(text);
+    line_ = 1;
+  }
+  begin_ = end_;
+  return text;
 }
 
 bool LineReader::next(std::string_view& line) {
@@ -194,7 +218,7 @@ bool LineReader::next(std::string_view& line) {
         break;
       }
       searched = end_ - begin_;
-      if (!fill()) {
+      if (!fill(kMaxLine)) {
         length = end_ - begin_;
         last = true;
         break;
@@ -205,9 +229,7 @@ bool LineReader::next(std::string_view& line) {
     begin_ += last ? length : length + 1;
     if (line_ == 1) {
       if (line.starts_with("\xef\xbb\xbf")) line.remove_prefix(3);
-      if (line.starts_with("version https://git-lfs.github.com/spec/")) {
-        throw InputError(place(), "this is a Git LFS pointer, not the data: 'git lfs pull' fetches it");
-      }
+      refuse_pointer(line);
     }
     if (line.ends_with('\r')) line.remove_suffix(1);
     if (line.find_first_not_of(" \t\r\v\f") != std::string_view::npos) return true;

@@ -32,6 +32,12 @@ class LineReader {
   /// compression, a line above 64 MiB, a Git LFS pointer in place of the data.
   bool next(std::string_view& line);
 
+  /// The text from here on, up to `most` bytes of it, without taking it.
+  std::string_view head(std::size_t most);
+  /// All text from here on, whatever its lines: it must fit in memory. It holds until the next call, padded
+  /// as a line is. InputError as next().
+  std::string_view rest();
+
   /// The file as messages name it: its path, or "stdin".
   const std::string& name() const;
   /// "file:line" of the line in hand.
@@ -42,7 +48,8 @@ class LineReader {
 
  private:
   struct Source;
-  bool fill();
+  bool fill(std::size_t most);
+  void refuse_pointer(std::string_view text) const;
 
   std::unique_ptr<Source> source_;
   std::string text_;  ///< decompressed bytes; [begin_, end_) are not yet cut

@@ -81,7 +81,7 @@ void append_ids(const LineReader& lines, element value, Trace& trace, Request& r
 
 }  // namespace
 
-void read_mooncake(LineReader& lines, Trace& trace) {
+void read_mooncake(LineReader& lines, Trace& trace, const ReadOptions& /*options*/) {
   static_assert(kLinePadding >= simdjson::SIMDJSON_PADDING);
   enum Key : unsigned {
     timestamp = 1,

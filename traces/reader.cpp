@@ -13,12 +13,24 @@ namespace pdsim {
 
 namespace {
 
+// What only the system that was measured can write.
+void refuse_writing(const Trace& trace, std::ptrdiff_t /*index*/, std::string& /*text*/) {
+  throw InputError(trace.name, "a benchmark's format is read, not written; expected mooncake or azure");
+}
+std::vector<std::string> no_losses(const Trace& /*trace*/) {
+  return {};
+}
+
 constexpr TraceFormat kTraceFormats[] = {
     {"mooncake", read_mooncake, write_mooncake, mooncake_losses,
      "JSONL: timestamp (ms), input_length, output_length, hash_ids of 512 tokens; optional session_id, delay "
      "(ms)"},
     {"azure", read_azure, write_azure, azure_losses,
      "CSV: TIMESTAMP,ContextTokens,GeneratedTokens; no prefix identity; time counts from the first row"},
+    {"vllm-bench", read_vllm_bench, refuse_writing, no_losses,
+     "JSON of vllm bench serve --save-result --save-detailed: lengths, and start times where it has them"},
+    {"aiperf", read_aiperf, refuse_writing, no_losses,
+     "JSONL of AIPerf (profile_export.jsonl): start times, lengths, conversations"},
 };
 
 // Stable, and a count of rows that came before their time.
@@ -43,6 +55,13 @@ void number_turns(Trace& trace) {
 
 }  // namespace
 
+void finish_trace(Trace& trace) {
+  trace.report.rows_used = trace.requests.size();
+  trace.report.rows_read += trace.requests.size();
+  sort_by_arrival(trace);
+  number_turns(trace);
+}
+
 std::span<const TraceFormat> trace_formats() {
   return kTraceFormats;
 }
@@ -63,13 +82,11 @@ Trace read_trace(const std::string& path, std::string_view format_name, const Re
   trace.name = path;
   trace.format = format.name;
   LineReader lines(path, options.progress);
-  format.read(lines, trace);
+  format.read(lines, trace, options);
   if (trace.requests.empty())
     throw InputError(lines.name(), "the trace is empty, expected at least one request");
   trace.sha256 = lines.sha256();
-  trace.report.rows_read = trace.report.rows_used = trace.requests.size();
-  sort_by_arrival(trace);
-  number_turns(trace);
+  finish_trace(trace);
   return trace;
 }
 
@@ -88,6 +105,7 @@ std::string load_summary(const Trace& trace) {
   if (report.rows_out_of_order > 0)
     text += fmt::format(", {} out of order and sorted", report.rows_out_of_order);
   for (const std::string& reason : report.set_aside) text += "; " + reason;
+  if (!report.arrivals.empty()) text += "; " + report.arrivals;
   return text;
 }
 

@@ -16,11 +16,17 @@
 
 namespace pdsim {
 
+struct ReadOptions {
+  ByteProgress progress;
+  std::uint64_t seed = 1;  ///< of arrivals that the client drew and the file does not have
+};
+
 struct TraceFormat {
   std::string_view name;
   /// Appends the rows to trace.requests, hash_ids and sessions, in the order of the file.
-  void (*read)(LineReader&, Trace&);
+  void (*read)(LineReader&, Trace&, const ReadOptions&);
   /// One row, its line ending included, appended to `text`; index == -1 is the header, if there is one.
+  /// InputError where the format is not written.
   void (*write)(const Trace&, std::ptrdiff_t index, std::string& text);
   /// What the format cannot hold of this trace, for the user to read.
   std::vector<std::string> (*losses)(const Trace&);
@@ -31,10 +37,6 @@ std::span<const TraceFormat> trace_formats();
 
 /// InputError(place) that lists the known names.
 const TraceFormat& find_trace_format(std::string_view name, std::string_view place);
-
-struct ReadOptions {
-  ByteProgress progress;
-};
 
 /// Reads the trace at `path` ("-" is stdin; .gz and .zst as they are, whatever the name). Requests come by
 /// (arrival, row); those of a session have turns 0, 1, ... in that order. O(bytes), plus a stable sort

@@ -16,4 +16,10 @@ double rate_of(const Trace& trace);
 /// would pass 2^62 ns. O(n).
 void scale_time(Trace& trace, double factor);
 
+/// Makes prompts `factor` times as long, rounded, one token at least; answers stay. Hash ids follow: prompts
+/// that had their first m blocks in common, whole in both, and no others, now have the first floor(m factor)
+/// in common and no others; and equal prompts stay equal. Requires a
+/// finite factor > 0; InputError when a prompt would pass 2^31 - 1 tokens. O(ids of the result).
+void scale_prompts(Trace& trace, double factor);
+
 }  // namespace pdsim

@@ -31,6 +31,8 @@ struct LoadReport {
   std::uint64_t rows_used = 0;
   std::uint64_t rows_out_of_order = 0;  ///< rows earlier than one before them; they are sorted stably
   std::vector<std::string> set_aside;   ///< "N rows: reason", for rows that are not used
+  std::string arrivals;                 ///< how they were made, where the file has none; empty = it has
+  std::string sessions;                 ///< what was inferred or derived of its sessions; empty = nothing
 };
 
 struct Trace {

@@ -68,6 +68,52 @@ PoolPlan plan_pool(const LoadedScenario& loaded, std::size_t index, const Deploy
   return pool;
 }
 
+// vLLM's own refusals (config/speculative.py) are kept.
+std::optional<Drafter> drafter_of(const LoadedScenario& loaded, const std::string& at, const PoolPlan& pool,
+                                  const Deployment& d) {
+  if (!pool.engine.speculative) return {};
+  const SpeculativeConfig& c = *pool.engine.speculative;
+  const auto fail = [&](std::string_view key, const std::string& what) {
+    throw InputError(loaded.place(fmt::format("{}/{}", at, key)), what);
+  };
+  switch (c.method) {
+    case SpeculativeMethod::ngram:
+      return {};
+    case SpeculativeMethod::mtp: {
+      const std::int32_t layers = d.model.mtp_layers;
+      if (layers == 0) {
+        fail("method", fmt::format("is mtp, but {} has no multi-token-prediction layer; expected eagle, "
+                                   "eagle3, ngram or draft_model",
+                                   d.model.name));
+      }
+      if (c.num_speculative_tokens % layers != 0) {
+        fail("num_speculative_tokens",
+             fmt::format("is {}, expected a multiple of the {} multi-token-prediction layers of {} (vLLM)",
+                         c.num_speculative_tokens, layers, d.model.name));
+      }
+      return mtp_drafter(d.model, d.weights);
+    }
+    case SpeculativeMethod::eagle:
+      return eagle_drafter(d.model, 2);  // the last hidden state, and the next token's embedding
+    case SpeculativeMethod::eagle3:
+      return eagle_drafter(d.model, 3);  // three hidden states
+    case SpeculativeMethod::draft_model:
+      break;
+  }
+  Drafter drafter;
+  const std::string place = loaded.place(at + "/model");
+  drafter.model = load_model(c.model, place);
+  drafter.weights = drafter.model.weights_dtype;
+  drafter.ends = true;
+  check_parallelism(drafter.model, drafter_parallelism(pool.parallelism), place, drafter.weights);
+  if (drafter.model.vocab != d.model.vocab) {
+    fail("model",
+         fmt::format("is {} with a vocabulary of {}, expected a model with the {} tokens of {} (vLLM)",
+                     drafter.model.name, drafter.model.vocab, d.model.vocab, d.model.name));
+  }
+  return drafter;
+}
+
 // KV blocks = (memory x utilisation - weights - activations - state of max_num_seqs sequences) / block.
 void size_memory(const LoadedScenario& loaded, std::size_t index, Deployment& d) {
   PoolPlan& pool = d.pools[index];
@@ -75,6 +121,13 @@ void size_memory(const LoadedScenario& loaded, std::size_t index, Deployment& d)
   const EngineConfig& e = pool.engine;
   pool.footprint =
       footprint(d.model, pool.parallelism, d.weights, d.kv, e.max_num_batched_tokens, e.max_num_seqs);
+  pool.drafter = drafter_of(loaded, at + "/engine/speculative", pool, d);
+  if (pool.drafter) {
+    const Drafter& a = *pool.drafter;
+    const Footprint own = footprint(a.model, drafter_parallelism(pool.parallelism), a.weights, d.kv,
+                                    e.max_num_batched_tokens, e.max_num_seqs, a.ends);
+    pool.footprint = with_drafter(pool.footprint, own, a.held);
+  }
   const Footprint& f = pool.footprint;
   pool.usable_bytes =
       static_cast<Bytes>(static_cast<double>(pool.gpu->memory_bytes) * e.gpu_memory_utilization);
@@ -128,6 +181,12 @@ NodeSpec node_spec(const LoadedScenario& loaded, const PoolPlan& pool, std::size
     node.nics = instance->nics;
     node.nic_rate = instance->nic_bytes_per_ns();
     node.fabric = &find_fabric(fabric, instance->efa_version, loaded.place("/network/fabric"));
+    // A GPU named alone has no EC2 instance's cards: one NIC for each, at the fabric's rate together.
+    if (pool.instance == nullptr && fabric != "efa") {
+      node.nics = kGpusOfANode;
+      node.nic_rate = node.fabric->line / kGpusOfANode;
+    }
+    node.nic_rate *= loaded.scenario.network.bandwidth_scale;
   }
   return node;
 }
@@ -267,6 +326,7 @@ void place(const LoadedScenario& loaded, Deployment& d) {
         worker.name = fmt::format("{}-{}", d.pools[p].name, r);
         if (parallel.data > 1) worker.name += fmt::format(".dp{}", rank);
         worker.pool = static_cast<std::int32_t>(p);
+        worker.first_peer = static_cast<std::uint32_t>(d.workers.size()) - static_cast<std::uint32_t>(rank);
         for (std::int32_t g = 0; g < group; ++g) {
           const auto [node, gpu] = gpus[static_cast<std::size_t>(rank * group + g)];
           worker.gpus.push_back(d.topology.gpu(node, gpu));
@@ -288,6 +348,18 @@ void check_pairs(const LoadedScenario& loaded, const Deployment& d) {
                        "is more than 1 in a pool that hands KV over, which is not simulated yet; expected 1");
     }
   }
+  // A drafter's KV is handed over with the model's.
+  const auto drafts_with = [](const PoolPlan& pool) {
+    return pool.drafter ? pool.drafter->model.name : std::string("nothing");
+  };
+  for (std::size_t p = 1; p < d.pools.size(); ++p) {
+    if (drafts_with(d.pools[p]) == drafts_with(d.pools[0])) continue;
+    throw InputError(
+        loaded.place(fmt::format("/pools/{}/engine/speculative", p)),
+        fmt::format("pool '{}' would hold KV of {} beside the model's, pool '{}' of {}: they hand KV over, "
+                    "expected the same drafter in both, or one without KV (ngram)",
+                    d.pools[p].name, drafts_with(d.pools[p]), d.pools[0].name, drafts_with(d.pools[0])));
+  }
   for (const PoolPlan& from : d.pools) {
     for (std::size_t p = 0; p < d.pools.size(); ++p) {
       const auto [less, more] = std::minmax(from.parallelism.tensor, d.pools[p].parallelism.tensor);
@@ -298,6 +370,18 @@ void check_pairs(const LoadedScenario& loaded, const Deployment& d) {
                         "divide the other",
                         d.pools[p].parallelism.tensor, from.parallelism.tensor, from.name));
       }
+    }
+  }
+  if (loaded.scenario.transfer.enable_cross_layers_blocks && d.model.latent == 0) {
+    for (const PoolPlan& pool : d.pools) {
+      const auto heads = [&](const PoolPlan& p) { return std::min(p.parallelism.tensor, d.model.kv_heads); };
+      if (heads(pool) == heads(d.pools[0])) continue;
+      throw InputError(
+          loaded.place("/transfer/enable_cross_layers_blocks"),
+          fmt::format(
+              "is true, but pools '{}' and '{}' hold different numbers of KV heads a GPU; expected equal "
+              "tensor_parallel, or false",
+              d.pools[0].name, pool.name));
     }
   }
   for (const WorkerPlan& worker : d.workers) {
@@ -335,11 +419,35 @@ void put_defaults_by_gpu(LoadedScenario& loaded, const Deployment& d) {
     if (asked.max_num_batched_tokens == 0) {
       put_resolved(loaded, at + "max_num_batched_tokens", resolved.max_num_batched_tokens, by_gpu);
     }
+    if (asked.max_cudagraph_capture_size == 0) {
+      put_resolved(loaded, at + "max_cudagraph_capture_size", resolved.max_cudagraph_capture_size,
+                   "twice max_num_seqs, at most 512 (vLLM)");
+    }
     if (asked.max_model_len == 0) {
       put_resolved(loaded, at + "max_model_len", resolved.max_model_len,
                    "the model's max_position_embeddings");
     }
   }
+}
+
+// What carries tokens to experts on other nodes: EFA as measured on the GPU's generation, or InfiniBand, as
+// which any other fabric counts.
+std::string expert_fabric(std::string_view fabric, const Gpu& gpu) {
+  if (fabric != "efa") return "infiniband";
+  return gpu.compute_capability >= 100 ? "efa-b200" : "efa-h100";
+}
+
+StepOptions step_options(const EngineConfig& engine, const std::string& place) {
+  StepOptions options;
+  options.max_num_batched_tokens = engine.max_num_batched_tokens;
+  options.async_scheduling = engine.async_scheduling;
+  options.graphs = static_cast<Launch>(engine.cudagraph_mode);
+  options.max_graph = std::min(engine.max_cudagraph_capture_size, engine.max_num_batched_tokens);
+  options.overheads = load_overheads(engine.overheads, place + "/overheads");
+  options.kernels = engine.kernels;
+  options.fuse_allreduce_rms = engine.fuse_allreduce_rms;
+  options.tf32 = engine.float32_matmul_precision == "high";
+  return options;
 }
 
 Deployment plan_deployment(const LoadedScenario& loaded) {
@@ -360,10 +468,22 @@ Deployment plan_deployment(const LoadedScenario& loaded) {
     const Profile profile =
         load_profile(s.gpu_profile.empty() ? pool.gpu->name : s.gpu_profile,
                      loaded.place(s.gpu_profile.empty() ? fmt::format("/pools/{}", i) : "/gpu_profile"));
-    profiles[profile.name] = profile.sha256;
+    profiles[profile.label()] = profile.sha256;
+    d.datasheet = d.datasheet || profile.datasheet;
+    StepOptions options = step_options(pool.engine, loaded.place(fmt::format("/pools/{}/engine", i)));
+    options.gpus_per_node = std::max(gpus_of_a_node(pool), pool.gpu->nvlink_gpus);
+    options.expert_fabric = expert_fabric(s.network.fabric, *pool.gpu);
     pool.step_model =
-        std::make_unique<StepModel>(d.model, pool.parallelism, d.weights, d.kv, *pool.gpu, profile,
-                                    pool.engine.max_num_batched_tokens, pool.engine.async_scheduling);
+        std::make_unique<StepModel>(d.model, pool.parallelism, d.weights, d.kv, *pool.gpu, profile, options);
+    if (pool.drafter) {
+      StepOptions own = options;
+      own.overheads = {};
+      own.overheads.rank = options.overheads.rank;
+      pool.step_model->draft_with(
+          std::make_shared<const StepModel>(pool.drafter->model, drafter_parallelism(pool.parallelism),
+                                            pool.drafter->weights, d.kv, *pool.gpu, profile, own),
+          pool.engine.speculative->num_speculative_tokens);
+    }
   }
   for (const auto& [name, digest] : profiles) {
     const char* comma = d.profile.empty() ? "" : ", ";

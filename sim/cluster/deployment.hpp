@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "models/drafter.hpp"
 #include "models/hardware.hpp"
 #include "models/model.hpp"
 #include "models/step_model.hpp"
@@ -27,11 +28,12 @@ struct PoolPlan {
   const Instance* instance = nullptr;  ///< null when the scenario names a GPU alone
   Parallelism parallelism;
   std::int32_t replicas = 0;
-  Footprint footprint;
-  Bytes usable_bytes = 0;         ///< memory x gpu_memory_utilization
-  Bytes reserved_bytes = 0;       ///< state and windows of max_num_seqs sequences
-  double kv_bytes_per_block = 0;  ///< of one GPU
-  std::int32_t blocks = 0;        ///< that requests can use: vLLM keeps one as its null block
+  std::optional<Drafter> drafter;  ///< of speculative decoding; none = nothing is drafted, or by the host
+  Footprint footprint;             ///< the drafter's included
+  Bytes usable_bytes = 0;          ///< memory x gpu_memory_utilization
+  Bytes reserved_bytes = 0;        ///< state and windows of max_num_seqs sequences
+  double kv_bytes_per_block = 0;   ///< of one GPU
+  std::int32_t blocks = 0;         ///< that requests can use: vLLM keeps one as its null block
   std::unique_ptr<StepModel> step_model;
 
   std::int64_t kv_tokens() const { return std::int64_t{blocks} * engine.block_size; }
@@ -41,7 +43,8 @@ struct PoolPlan {
 struct WorkerPlan {
   std::string name;  ///< "prefill-0"
   std::int32_t pool = 0;
-  std::vector<GpuId> gpus;  ///< by tensor-parallel rank
+  std::vector<GpuId> gpus;       ///< by tensor-parallel rank
+  std::uint32_t first_peer = 0;  ///< of its replica's data-parallel ranks, which follow one another
 };
 
 struct NodePlan {
@@ -60,6 +63,7 @@ struct Deployment {
   std::vector<NodePlan> nodes;
   Topology topology;
   std::string profile, profile_sha256;  ///< names and digests of the fitted profiles in use
+  bool datasheet = false;               ///< one of them is another GPU's, scaled
   bool disaggregated = false;
 };
 

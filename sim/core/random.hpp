@@ -22,6 +22,11 @@ enum class Purpose : std::uint32_t {
   routing = 5,
   fragmentation = 6,
   think_time = 7,
+  rerouting = 8,
+  faults = 9,
+  speculation = 10,
+  resampling = 11,
+  sampling = 12,
 };
 
 class Random {

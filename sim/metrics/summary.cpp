@@ -4,9 +4,13 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
 #include <iterator>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <tuple>
+#include <utility>
 
 namespace pdsim {
 
@@ -85,10 +89,14 @@ const std::vector<Cause>& causes() {
        "computing prompts: faster or more GPUs a replica, or more prefix hits",
        {Stage::prefill}},
       {"decode_admission", "waiting to be admitted to decode", {Stage::decode_admission}},
-      {"transfer_post", "posting descriptors: larger blocks or less fragmentation", {Stage::transfer_post}},
-      {"transfer_wire",
-       "bytes on the wire: network bandwidth binds",
-       {Stage::transfer_wire, Stage::reuse_transfer}},
+      {"transfer_post",
+       "posting descriptors, one after the other on the thread that posts: larger blocks or less "
+       "fragmentation",
+       {Stage::transfer_post}},
+      {"transfer_wire", "bytes on the wire: network bandwidth binds", {Stage::transfer_wire}},
+      {"reuse_transfer",
+       "reading back what decode retained: a higher kv_recompute_threshold computes more of it instead",
+       {Stage::reuse_transfer}},
       {"step_alignment",
        "waiting for step boundaries around the hand-over: dispatch, poll and first token",
        {Stage::handoff_dispatch, Stage::transfer_poll, Stage::first_token}},
@@ -101,15 +109,20 @@ const std::vector<Cause>& causes() {
 
 // A queue is as long as what it waits for is scarce: slots, blocks, or the steps of those before it. The
 // engines say which held up the head of their queues, and for how long.
-Cause refined(const Cause& cause, const std::vector<WorkerReport>& workers) {
+// Where most of prefill's blocks in use are prompts that decode has yet to fetch, what decode waits for
+// holds prefill up as well.
+Cause refined(const Cause& cause, const RunResult& run) {
   const bool decode = cause.code == "decode_admission";
   if (!decode && cause.code != "prefill_queue") return cause;
-  std::array<double, 4> waits{};
-  for (const WorkerReport& w : workers) {
+  std::array<double, 5> waits{};
+  __int128 running = 0, leased = 0;
+  for (const WorkerReport& w : run.workers) {
     if ((w.role == "decode") != decode) continue;
+    running += w.blocks.total(0);
+    leased += w.blocks.total(2);
     for (std::size_t i = 0; i < waits.size(); ++i) waits[i] += static_cast<double>(w.waits[i]);
   }
-  const double slot = waits[1], blocks = waits[2], behind = waits[3];
+  const double slot = waits[1], behind = waits[3], pins = waits[4], blocks = waits[2] + pins;
   if (slot >= blocks && slot > behind) {
     return {decode ? "decode_slots" : "prefill_slots",
             decode ? "waiting for one of max_num_seqs places in decode"
@@ -117,15 +130,26 @@ Cause refined(const Cause& cause, const std::vector<WorkerReport>& workers) {
             {}};
   }
   if (blocks > behind) {
+    if (!decode && leased > running) {
+      Cause through = refined({"decode_admission", {}, {}}, run);
+      if (through.code == "decode_pinned_blocks") return through;
+    }
+    if (decode && pins > blocks / 2) {
+      return {"decode_pinned_blocks",
+              "waiting, in the end, for KV blocks in decode that retained turns hold: a shorter time or a "
+              "budget for "
+              "them",
+              {}};
+    }
     return {decode ? "decode_kv_blocks" : "prefill_kv_blocks",
             decode ? "waiting for KV blocks in decode: its memory binds"
-                   : "waiting for KV blocks, held by other requests or for decode to read: memory binds",
+                   : "waiting for KV blocks, held by other requests or until decode has them: memory binds",
             {}};
   }
   return cause;
 }
 
-Json bound_by(const std::vector<const RequestRecord*>& completed, const std::vector<WorkerReport>& workers) {
+Json bound_by(const std::vector<const RequestRecord*>& completed, const RunResult& run) {
   double total = 0;
   for (const RequestRecord* r : completed) total += static_cast<double>(r->e2e());
   if (total <= 0) return {{"code", "none"}, {"share", 0}, {"text", "no completed request took any time"}};
@@ -138,7 +162,7 @@ Json bound_by(const std::vector<const RequestRecord*>& completed, const std::vec
     }
     if (time > most_time) most = &cause, most_time = time;
   }
-  const Cause cause = refined(*most, workers);
+  const Cause cause = refined(*most, run);
   return {{"code", cause.code},
           {"share", most_time / total},
           {"text", fmt::format("{:.0f} % of the requests' time is {}", 100 * most_time / total, cause.text)}};
@@ -170,7 +194,228 @@ Json cost(const RunContext& context, double hours, std::uint64_t completed, std:
            known && !as_of.empty() ? Json(fmt::format("{}", fmt::join(as_of, ", "))) : Json(nullptr)}};
 }
 
+Json transfers_json(const TransferTotals& t, const RunContext& context, std::int64_t count, Bytes bytes,
+                    std::int64_t descriptors) {
+  Json outcomes = Json::object(), back_outcomes = Json::object();
+  for (std::size_t i = 0; i < t.outcomes.size(); ++i) {
+    const std::int64_t back = t.read_back_outcomes[i];
+    if (t.outcomes[i] > back) outcomes[std::string(kTransferOutcomeNames[i])] = t.outcomes[i] - back;
+    if (back > 0) back_outcomes[std::string(kTransferOutcomeNames[i])] = back;
+  }
+  return {{"mode", context.mode.empty() ? Json(nullptr) : Json(context.mode)},
+          {"count", count},
+          {"failed", t.failed},
+          {"retried", t.retried},
+          {"bytes", bytes},
+          {"descriptors", descriptors},
+          {"by_outcome", outcomes},
+          {"post_ms", to_json(distribution_of(t.post_ms))},
+          {"wire_ms", to_json(distribution_of(t.wire_ms))},
+          {"batches", t.batches},
+          {"slow_posts", t.slow_posts},
+          {"read_back",
+           {{"count", t.read_backs},
+            {"bytes", t.read_back_bytes},
+            {"descriptors", t.read_back_descriptors},
+            {"by_outcome", back_outcomes}}},
+          {"kv_byte_seconds_held", {{"prefill", t.prefill_byte_seconds}, {"decode", t.decode_byte_seconds}}},
+          {"leases_expired", t.leases_expired},
+          {"leases_outstanding", t.leases_outstanding},
+          {"stale_reads", t.stale_reads},
+          {"stale_reads_prevented", t.stale_reads_prevented},
+          {"stale_writes", t.stale_writes},
+          {"stale_writes_prevented", t.stale_writes_prevented},
+          {"watchdogs", t.watchdogs},
+          {"messages_lost", t.messages_lost},
+          {"handshakes", {{"count", t.handshakes}, {"seconds", to_seconds(t.handshake_time)}}}};
+}
+
+Json retention_json(const RetentionTotals& r, const std::string& policy) {
+  const auto usd = [](double amount) { return amount < 0 ? Json(nullptr) : Json(amount); };
+  return {{"policy", policy},
+          {"pins", r.pins},
+          {"read", r.read},
+          {"notified", r.notified},
+          {"expired", r.expired},
+          {"let_go", r.let_go},
+          {"lost_with_worker", r.lost},
+          {"outstanding", r.outstanding},
+          {"hit_tokens", r.hit_tokens},
+          {"byte_seconds", r.byte_seconds},
+          {"peak_bytes", r.peak_bytes},
+          {"admissions_delayed", r.admissions_delayed},
+          {"admission_delay_ms", to_ms(r.admission_delay)},
+          {"queue_wait_s", to_seconds(r.queue_wait)},
+          {"prefill_gpu_s_avoided", r.prefill_gpu_s_avoided},
+          {"usd_avoided", usd(r.usd_avoided)},
+          {"usd_held", usd(r.usd_held)}};
+}
+
+Json speculation_json(const Speculated& s) {
+  const auto share = [](std::int64_t part, std::int64_t all) {
+    return all > 0 ? static_cast<double>(part) / static_cast<double>(all) : 0.0;
+  };
+  Json by_position = Json::array();
+  for (std::size_t i = 0; i < s.by_position.size(); ++i) {
+    by_position.push_back(share(s.by_position[i], s.drafted_at[i]));
+  }
+  return {{"steps", s.rows},
+          {"drafted", s.drafted},
+          {"accepted", s.accepted},
+          {"acceptance", share(s.accepted, s.drafted)},
+          {"acceptance_by_position", by_position},
+          {"tokens_per_step", share(s.yielded, s.rows)},
+          {"computed_in_vain", s.rejected_tokens}};
+}
+
+// A choice lost when the other one's predicted cost was less than its own: what the read took, or what was
+// predicted of the computing. Its regret is by how much.
+Json reuse_decisions(const std::vector<RequestRecord>& requests) {
+  std::int64_t decided = 0, read = 0;
+  std::vector<double> regrets;
+  for (const RequestRecord& r : requests) {
+    if (!r.counted || r.predicted_read < 0 || r.predicted_compute < 0) continue;
+    ++decided;
+    read += r.read_chosen ? 1 : 0;
+    const Nanos read_cost = r.read_took >= 0 ? r.read_took : r.predicted_read;
+    const Nanos excess =
+        r.read_chosen ? read_cost - r.predicted_compute : r.predicted_compute - r.predicted_read;
+    if (excess > 0) regrets.push_back(to_ms(excess));
+  }
+  const double lost = decided > 0 ? static_cast<double>(regrets.size()) / static_cast<double>(decided) : 0.0;
+  return {{"n", decided},
+          {"read", read},
+          {"share_lost", lost},
+          {"regret_ms", to_json(distribution_of(std::move(regrets)))}};
+}
+
+// ------------------------------------------------------------------------------------------ blocks held
+
+// All workers of one role.
+struct Side {
+  std::string_view role;
+  std::int64_t capacity = 0;
+  Timeline blocks{kBlockCauses.size()};
+};
+
+std::vector<Side> sides_of(const RunResult& run) {
+  std::vector<Side> sides;
+  for (const Named& role : kRoles) {
+    Side side{role.name};
+    for (const WorkerReport& w : run.workers) {
+      if (w.role != role.name) continue;
+      side.capacity += w.kv_blocks;
+      side.blocks.merge(w.blocks);
+    }
+    if (side.capacity == 0) continue;
+    side.blocks.add(0, 0, run.end, 1);  // adds nothing, but all sides now have the buckets of the whole run
+    side.blocks.add(0, 0, run.end, -1);
+    sides.push_back(std::move(side));
+  }
+  return sides;
+}
+
+// The mean over what the run has of a bucket.
+double mean_in(const Timeline& blocks, std::size_t cause, std::size_t bucket, Nanos end) {
+  const Nanos begin = static_cast<Nanos>(bucket) * blocks.width();
+  const Nanos length = begin < end ? std::min(blocks.width(), end - begin) : blocks.width();
+  return static_cast<double>(blocks.integral(cause, bucket)) / static_cast<double>(length);
+}
+
+Json blocks_held(const RunResult& run) {
+  Json json = Json::object();
+  for (const Side& side : sides_of(run)) {
+    Json held = {{"capacity", side.capacity}};
+    for (std::size_t cause = 0; cause < kBlockCauses.size(); ++cause) {
+      double most = 0;
+      for (std::size_t bucket = 0; bucket < side.blocks.buckets(); ++bucket) {
+        most = std::max(most, mean_in(side.blocks, cause, bucket, run.end));
+      }
+      const double mean =
+          run.end > 0 ? static_cast<double>(side.blocks.total(cause)) / static_cast<double>(run.end) : 0.0;
+      held[std::string(kBlockCauses[cause])] = {{"mean", mean}, {"max", most}};
+    }
+    json[std::string(side.role)] = std::move(held);
+  }
+  return json;
+}
+
+// ------------------------------------------------------------------------------------- who waited for whom
+
+// Which worker, or pair of workers, a request waits for in a stage before its first token.
+using Waited = std::tuple<Stage, std::uint32_t, std::uint32_t>;
+
+constexpr std::array kWaits = {Stage::prefill_queue,    Stage::reuse_transfer,   Stage::prefill,
+                               Stage::handoff_dispatch, Stage::decode_admission, Stage::transfer_post,
+                               Stage::transfer_wire,    Stage::transfer_poll,    Stage::first_token};
+
+Waited waited(const RequestRecord& r, Stage stage, bool push) {
+  const std::uint32_t prefill = r.prefill_worker, decode = r.decode_worker;
+  switch (stage) {
+    case Stage::prefill_queue:
+    case Stage::prefill:
+      return {stage, prefill, kNoWorker};
+    case Stage::reuse_transfer:
+      return {stage, r.reuse_worker, prefill};
+    case Stage::transfer_wire:
+      return {stage, prefill, decode};
+    case Stage::handoff_dispatch:  // pull: decode's step in flight; push: prefill's next one, and its writer
+    case Stage::transfer_post:
+      return {stage, push ? prefill : decode, kNoWorker};
+    default:
+      return {stage, decode, kNoWorker};
+  }
+}
+
+Json waited_for(const std::vector<const RequestRecord*>& completed, const RunResult& run, bool push) {
+  constexpr std::size_t kMostRows = 50;  // pairs of workers may be many
+  struct Sum {
+    Nanos time = 0;
+    std::int64_t requests = 0;
+  };
+  std::map<Waited, Sum> sums;
+  for (const RequestRecord* r : completed) {
+    for (const Stage stage : kWaits) {
+      if (r->stages[index(stage)] == 0) continue;
+      Sum& sum = sums[waited(*r, stage, push)];
+      sum.time += r->stages[index(stage)];
+      ++sum.requests;
+    }
+  }
+  std::vector<std::pair<Waited, Sum>> rows(sums.begin(), sums.end());
+  std::ranges::stable_sort(rows, std::greater{}, [](const auto& row) { return row.second.time; });
+  Json list = Json::array();
+  Sum others;
+  for (const auto& [who, sum] : rows) {
+    if (list.size() == kMostRows) {
+      others.time += sum.time;
+      ++others.requests;
+      continue;
+    }
+    const auto& [stage, first, second] = who;
+    Json workers = Json::array();
+    for (const std::uint32_t worker : {first, second}) {
+      if (worker < run.workers.size()) workers.push_back(run.workers[worker].name);
+    }
+    list.push_back({{"stage", kStageNames[index(stage)]},
+                    {"workers", workers},
+                    {"ms", to_ms(sum.time)},
+                    {"requests", sum.requests}});
+  }
+  return {{"rows", list}, {"others", {{"rows", others.requests}, {"ms", to_ms(others.time)}}}};
+}
+
 }  // namespace
+
+Json releases_json(const std::vector<Release>& releases) {
+  Json features = Json::array();
+  bool unreleased = false;
+  for (const Release& release : releases) {
+    unreleased |= release.since == kUnreleased;
+    features.push_back({{"feature", release.feature}, {"since", release.since}, {"source", release.source}});
+  }
+  return {{"unreleased", unreleased}, {"features", features}};
+}
 
 Json summarize(const RunResult& run, const RunContext& context, const Trace& trace) {
   std::array<std::uint64_t, kStatusNames.size()> by_status{};
@@ -192,7 +437,6 @@ Json summarize(const RunResult& run, const RunContext& context, const Trace& tra
       const std::string name(kReasonNames[static_cast<std::size_t>(r.reason)]);
       by_reason[name] = by_reason.value(name, std::uint64_t{0}) + 1;
     }
-    if (r.reuse != Reuse::none) ++reuse[std::string(kReuseNames[static_cast<std::size_t>(r.reuse)])];
     first_arrival = std::min(first_arrival, r.arrival);
     if (r.status == RequestStatus::completed) {
       last_end = std::max(last_end, r.end);
@@ -200,6 +444,7 @@ Json summarize(const RunResult& run, const RunContext& context, const Trace& tra
     }
     if (!r.counted) continue;
     ++counted;
+    if (r.reuse != Reuse::none) ++reuse[std::string(kReuseNames[static_cast<std::size_t>(r.reuse)])];
     if (r.status != RequestStatus::completed) continue;
     completed.push_back(&r);
     prompts += r.prompt_tokens;
@@ -234,12 +479,16 @@ Json summarize(const RunResult& run, const RunContext& context, const Trace& tra
   Json s;
   s["schema"] = "pdsim.summary/1";
   s["scenario"] = context.scenario;
+  if (run.hypothetical) s["hypothetical"] = true;
+  if (run.crashes > 0) s["worker_crashes"] = run.crashes;
   s["trace"] = {{"name", trace.name},
                 {"format", trace.format},
                 {"rows_read", trace.report.rows_read},
                 {"rows_used", trace.report.rows_used},
                 {"rows_out_of_order", trace.report.rows_out_of_order},
                 {"set_aside", trace.report.set_aside}};
+  if (!trace.report.arrivals.empty()) s["trace"]["arrivals"] = trace.report.arrivals;
+  if (!trace.report.sessions.empty()) s["trace"]["sessions"] = trace.report.sessions;
   s["seed"] = context.seed;
   s["status"] = kRunStatusNames[static_cast<std::size_t>(run.status)];
   s["requests"] = {{"injected", injected}};
@@ -267,18 +516,8 @@ Json summarize(const RunResult& run, const RunContext& context, const Trace& tra
                 {"remote_hit_tokens", remote_hits}, {"computed_tokens", prompts - local_hits - remote_hits},
                 {"recomputed_tokens", recomputed},  {"evicted_blocks", evicted},
                 {"preemptions", preemptions}};
-  const TransferTotals& t = run.transfers;
-  s["transfers"] = {
-      {"count", transfers},
-      {"failed", t.failed},
-      {"retried", t.retried},
-      {"bytes", transfer_bytes},
-      {"descriptors", descriptors},
-      {"post_ms", to_json(distribution_of(t.post_ms))},
-      {"wire_ms", to_json(distribution_of(t.wire_ms))},
-      {"kv_byte_seconds_held", {{"prefill", t.prefill_byte_seconds}, {"decode", t.decode_byte_seconds}}},
-      {"leases_expired", t.leases_expired},
-      {"leases_outstanding", t.leases_outstanding}};
+  if (run.speculated.on) s["speculation"] = speculation_json(run.speculated);
+  s["transfers"] = transfers_json(run.transfers, context, transfers, transfer_bytes, descriptors);
   s["workers"] = Json::array();
   std::int64_t steps = 0;
   for (const WorkerReport& w : run.workers) {
@@ -297,6 +536,7 @@ Json summarize(const RunResult& run, const RunContext& context, const Trace& tra
                             {"evicted_blocks", w.evicted_blocks},
                             {"posting_fraction", end > 0 ? static_cast<double>(w.posting) / end : 0.0}});
   }
+  s["blocks_held"] = blocks_held(run);
   s["links"] = Json::array();
   for (const LinkReport& link : run.links) {
     s["links"].push_back({{"name", link.name},
@@ -309,7 +549,10 @@ Json summarize(const RunResult& run, const RunContext& context, const Trace& tra
   s["cost"] = cost(context, hours, by_status[1], all_met, all_output);
   s["reuse"] = Json::object();
   for (const auto& [name, n] : reuse) s["reuse"][name] = n;
-  s["bound_by"] = bound_by(completed, run.workers);
+  s["reuse_decisions"] = reuse_decisions(run.requests);
+  if (!context.retention.empty()) s["retention"] = retention_json(run.retention, context.retention);
+  s["waited_for"] = waited_for(completed, run, context.mode.starts_with("push"));
+  s["bound_by"] = bound_by(completed, run);
   s["inputs"] = {{"scenario", context.scenario_sha256},
                  {"set", sets},
                  {"trace", trace.sha256},
@@ -319,6 +562,8 @@ Json summarize(const RunResult& run, const RunContext& context, const Trace& tra
       {"profile", context.profile},
       {"extrapolated_step_fraction",
        steps > 0 ? static_cast<double>(run.extrapolated_steps) / static_cast<double>(steps) : 0.0}};
+  if (context.datasheet) s["cost_model"]["datasheet"] = true;
+  s["releases"] = releases_json(context.releases);
   s["simulated_s"] = to_seconds(run.end);
   s["events"] = run.events;
   return s;
@@ -345,7 +590,8 @@ std::string requests_csv(const RunResult& run, const Trace& trace, const std::ve
       "retries,reuse_outcome,prefill_changed,decode_changed,concurrency_at_arrival,ttft_ns,tpot_ns,itl_max_"
       "ns,e2e_ns";
   for (const std::string_view stage : kStageNames) fmt::format_to(std::back_inserter(out), ",{}_ns", stage);
-  out += '\n';
+  out += ",read_back_bytes,predicted_read_ns,predicted_compute_ns";
+  out += run.hypothetical ? ",hypothetical\n" : "\n";
   out.reserve(out.size() + run.requests.size() * 240);
   struct Previous {
     std::uint32_t prefill = kNoWorker, decode = kNoWorker;
@@ -400,118 +646,32 @@ std::string requests_csv(const RunResult& run, const Trace& trace, const std::ve
     put(r.longest_gap, done && r.has_tpot());
     put(r.e2e(), r.end >= 0);
     for (const Nanos stage : r.stages) put(stage);
-    out += '\n';
+    put(r.read_back_bytes);
+    put(r.predicted_read, r.predicted_read >= 0);
+    put(r.predicted_compute, r.predicted_compute >= 0);
+    out += run.hypothetical ? ",1\n" : "\n";
   }
   return out;
 }
 
-namespace {
-
-void row(std::string& out, std::string_view label, const Json& d) {
-  if (d["n"] == 0) {
-    fmt::format_to(std::back_inserter(out), "  {:<18}{:>10}\n", label, "none");
-    return;
-  }
-  fmt::format_to(std::back_inserter(out), "  {:<18}{:>10.1f}{:>10.1f}{:>10.1f}{:>10.1f}{:>10.1f}{:>11.1f}\n",
-                 label, d["mean"].get<double>(), d["p50"].get<double>(), d["p90"].get<double>(),
-                 d["p95"].get<double>(), d["p99"].get<double>(), d["max"].get<double>());
-}
-
-}  // namespace
-
-std::string summary_table(const Json& s) {
-  std::string out;
-  auto put = std::back_inserter(out);
-  const Json& q = s["requests"];
-  fmt::format_to(put, "{} on {}: {}\n", s["trace"]["name"].get<std::string>(),
-                 s["scenario"].get<std::string>(), s["status"].get<std::string>());
-  fmt::format_to(put,
-                 "requests            {} injected = {} completed + {} rejected + {} failed + {} cancelled + "
-                 "{} in flight\n",
-                 q["injected"].get<std::uint64_t>(), q["completed"].get<std::uint64_t>(),
-                 q["rejected"].get<std::uint64_t>(), q["failed"].get<std::uint64_t>(),
-                 q["cancelled"].get<std::uint64_t>(), q["in_flight"].get<std::uint64_t>());
-  for (const auto& [reason, n] : q["by_reason"].items()) {
-    fmt::format_to(put, "                    {}: {}\n", reason, n.get<std::uint64_t>());
-  }
-  fmt::format_to(put, "\n{:<20}{:>10}{:>10}{:>10}{:>10}{:>10}{:>11}\n", "latency, ms", "mean", "p50", "p90",
-                 "p95", "p99", "max");
-  row(out, "TTFT", s["latency_ms"]["ttft"]);
-  row(out, "TPOT", s["latency_ms"]["tpot"]);
-  row(out, "ITL", s["latency_ms"]["itl"]);
-  row(out, "end to end", s["latency_ms"]["e2e"]);
-  fmt::format_to(put, "\n{:<20}the means sum to the mean end to end\n", "stages, ms");
-  for (const auto& [stage, d] : s["stages_ms"].items()) {
-    if (d["n"] != 0 && d["max"].get<double>() > 0) row(out, stage, d);
-  }
-  const Json& tp = s["throughput"];
-  fmt::format_to(put,
-                 "\nthroughput          {:.2f} requests/s, {:.0f} prompt and {:.0f} output tokens/s, {:.1f} "
-                 "output tokens/s/GPU\n",
-                 tp["requests_per_s"].get<double>(), tp["prompt_tokens_per_s"].get<double>(),
-                 tp["output_tokens_per_s"].get<double>(), tp["output_tokens_per_s_per_gpu"].get<double>());
-  if (!s["goodput"]["slo"].empty()) {
-    fmt::format_to(put, "goodput             {:.1f} % of requests within",
-                   100 * s["goodput"]["fraction"].get<double>());
-    const char* sep = " ";
-    for (const auto& [metric, bounds] : s["goodput"]["slo"].items()) {
-      for (const auto& [p, b] : bounds.items()) {
-        const Json& is = b["value"];
-        fmt::format_to(put, "{}{} {} {:g} (is {})", sep, metric, p, b["bound"].get<double>(),
-                       is.is_null() ? "none" : fmt::format("{:.1f}", is.get<double>()));
-        sep = ", ";
+std::string blocks_csv(const RunResult& run) {
+  std::string out = "time_s,side";
+  for (const std::string_view cause : kBlockCauses) fmt::format_to(std::back_inserter(out), ",{}", cause);
+  out += run.hypothetical ? ",total,hypothetical\n" : ",total\n";
+  const std::vector<Side> sides = sides_of(run);
+  for (std::size_t bucket = 0; !sides.empty() && bucket < sides[0].blocks.buckets(); ++bucket) {
+    for (const Side& side : sides) {
+      const auto begin = static_cast<Nanos>(bucket) * side.blocks.width();
+      fmt::format_to(std::back_inserter(out), "{:.9f},{}", to_seconds(begin), side.role);
+      double total = 0;
+      for (std::size_t cause = 0; cause < kBlockCauses.size(); ++cause) {
+        const double mean = mean_in(side.blocks, cause, bucket, run.end);
+        total += mean;
+        fmt::format_to(std::back_inserter(out), ",{:.3f}", mean);
       }
+      fmt::format_to(std::back_inserter(out), ",{:.3f}{}\n", total, run.hypothetical ? ",1" : "");
     }
-    fmt::format_to(put, "\n");
   }
-  const Json& c = s["cache"];
-  const double prompt = std::max(1.0, c["prompt_tokens"].get<double>());
-  fmt::format_to(put,
-                 "prefix cache        {:.1f} % of {} prompt tokens hit; {} computed, {} computed again; {} "
-                 "preemptions\n",
-                 100 * (c["local_hit_tokens"].get<double>() + c["remote_hit_tokens"].get<double>()) / prompt,
-                 c["prompt_tokens"].get<std::int64_t>(), c["computed_tokens"].get<std::int64_t>(),
-                 c["recomputed_tokens"].get<std::int64_t>(), c["preemptions"].get<std::int64_t>());
-  const Json& t = s["transfers"];
-  if (t["count"] != 0) {
-    fmt::format_to(put,
-                   "transfers           {} of {:.1f} GB in all, {:.0f} descriptors each; post {:.2f} ms, "
-                   "wire beyond it {:.2f} "
-                   "ms (means)\n",
-                   t["count"].get<std::int64_t>(), t["bytes"].get<double>() / 1e9,
-                   t["descriptors"].get<double>() / t["count"].get<double>(),
-                   t["post_ms"]["mean"].get<double>(), t["wire_ms"]["mean"].get<double>());
-  }
-  fmt::format_to(put, "\n{:<20}{:>8}{:>8}{:>8}{:>11}{:>9}{:>9}\n", "workers", "busy", "MFU", "HBM", "steps",
-                 "KV mean", "KV max");
-  for (const Json& w : s["workers"]) {
-    fmt::format_to(put, "  {:<18}{:>7.1f}%{:>7.1f}%{:>7.1f}%{:>11}{:>8.1f}%{:>8.1f}%\n",
-                   w["name"].get<std::string>(), 100 * w["busy_fraction"].get<double>(),
-                   100 * w["mfu"].get<double>(), 100 * w["hbm_fraction"].get<double>(),
-                   w["steps"].get<std::int64_t>(), 100 * w["kv_usage"]["mean"].get<double>(),
-                   100 * w["kv_usage"]["max"].get<double>());
-  }
-  const Json& m = s["cost"];
-  if (m["billed_usd"].is_null()) {
-    fmt::format_to(put, "\ncost                unknown: no price of an instance in use; {:.2f} GPU hours\n",
-                   m["gpu_hours"].get<double>());
-  } else {
-    fmt::format_to(put, "\ncost                {:.2f} USD billed ({:.2f} for the GPUs held), prices of {}",
-                   m["billed_usd"].get<double>(), m["used_usd"].get<double>(),
-                   m["prices_as_of"].get<std::string>());
-    if (!m["usd_per_completed_request"].is_null()) {
-      fmt::format_to(put, "; {:.5f} USD a request", m["usd_per_completed_request"].get<double>());
-    }
-    if (!m["usd_per_million_output_tokens"].is_null()) {
-      fmt::format_to(put, ", {:.2f} USD a million output tokens",
-                     m["usd_per_million_output_tokens"].get<double>());
-    }
-    fmt::format_to(put, "\n");
-  }
-  fmt::format_to(put, "bound by            {}\n", s["bound_by"]["text"].get<std::string>());
-  const double extrapolated = s["cost_model"]["extrapolated_step_fraction"].get<double>();
-  fmt::format_to(put, "cost model          {}; {:.1f} % of steps lie outside what was measured\n",
-                 s["cost_model"]["profile"].get<std::string>(), 100 * extrapolated);
   return out;
 }
 

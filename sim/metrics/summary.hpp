@@ -1,4 +1,5 @@
-// From a run's records to what people and scripts read: summary.json, requests.csv, the printed table.
+// From a run's records to what people and scripts read: summary.json, requests.csv, blocks.csv, the printed
+// table.
 //
 // Everything here is a pure function of the run and its inputs: no wall clock, no order of a hash map,
 // so the same run gives the same bytes. Percentiles are numpy's linear ones over completed requests
@@ -12,6 +13,7 @@
 #include <vector>
 
 #include "sim/metrics/record.hpp"
+#include "sim/scenario/releases.hpp"
 #include "sim/scenario/scenario.hpp"
 #include "traces/trace.hpp"
 
@@ -21,9 +23,13 @@ namespace pdsim {
 struct RunContext {
   std::string scenario, scenario_sha256;
   std::string profile, profile_sha256;  ///< names and digests of the kernel profiles
+  bool datasheet = false;               ///< one of them was never measured, but scaled
   std::vector<std::string> sets;        ///< --set and other overrides of the scenario, as given
   std::uint64_t seed = 1;
   Slo slo;
+  std::string mode;               ///< how KV is handed over; empty = nothing is
+  std::string retention;          ///< the policy of what decode retains; empty = not bidirectional
+  std::vector<Release> releases;  ///< of what the scenario uses
   struct Node {
     std::optional<double> usd_per_hour;  ///< of the whole node; absent = nobody has published it
     std::string price_as_of;
@@ -32,11 +38,20 @@ struct RunContext {
   std::vector<Node> nodes;
 };
 
-/// CONTRACT's summary.json. O(requests log requests).
+/// CONTRACT's summary.json; waited_for names workers as the run does. O(requests log requests).
 nlohmann::ordered_json summarize(const RunResult& run, const RunContext& context, const Trace& trace);
 
-/// CONTRACT's requests.csv, header included. O(requests).
+/// CONTRACT's requests.csv, header included, and after its columns what reading back was predicted to cost
+/// and moved; a last column says so where the run is hypothetical, here and in blocks.csv. O(requests).
 std::string requests_csv(const RunResult& run, const Trace& trace, const std::vector<std::string>& workers);
+
+/// KV blocks held over time: a row for each bucket of time and side (prefill, decode or colocated workers
+/// together), with the mean over the bucket by cause. Buckets are alike for all sides and cover the run; the
+/// last may be cut short. O(buckets x workers), at most 256 buckets.
+std::string blocks_csv(const RunResult& run);
+
+/// {"unreleased": whether any of them is, "features": [{"feature", "since", "source"}]}.
+nlohmann::ordered_json releases_json(const std::vector<Release>& releases);
 
 /// The summary as a table for a terminal.
 std::string summary_table(const nlohmann::ordered_json& summary);

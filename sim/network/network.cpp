@@ -256,6 +256,12 @@ Bytes Network::delivered(std::size_t slot, Nanos now) const {
   return static_cast<Bytes>(bytes - remaining_at(slot, now));
 }
 
+std::int32_t Network::flows(LinkId link) const {
+  std::int32_t n = 0;
+  for (std::uint32_t e = links_[static_cast<std::size_t>(link)].head; e != kNil; e = element(e).next) ++n;
+  return n;
+}
+
 LinkUse Network::link_use(LinkId link, Nanos end) const {
   PDSIM_CHECK(changed_at_ == kNever || changed_at_ == end, "a change to the network was never solved");
   LinkState state = links_[static_cast<std::size_t>(link)];

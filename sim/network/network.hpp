@@ -89,6 +89,7 @@ class Network {
   std::uint64_t epoch() const { return epoch_; }
 
   std::size_t in_flight() const { return in_flight_; }
+  std::int32_t flows(LinkId link) const;  ///< that cross it now. O(them)
   double rate(FlowId flow) const { return flows_[static_cast<std::size_t>(flow)].rate; }  ///< bytes/ns
   const FlowTotals& totals() const { return totals_; }
   /// Bytes and utilisation of a link over [0, end]. Requires that all changes are solved and end is not

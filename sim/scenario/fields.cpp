@@ -15,6 +15,7 @@ namespace {
 
 constexpr std::string_view kVllm = "vLLM 0.24";
 constexpr std::int64_t kMany = INT32_MAX;
+constexpr double kReaderContention = 1.8;  // for the interpreter's lock
 constexpr std::int64_t kMostBlocks =
     50'000'000;  // 800 M tokens of 16: more than any machine holds, and 1 GB here
 
@@ -27,6 +28,95 @@ std::vector<Named> named(const auto& table) {
   std::vector<Named> names;
   for (const auto& row : table) names.push_back({row.name, row.sentence});
   return names;
+}
+
+// The same acceptance at each position, so that on average `mean` of `drafts` are accepted: the root of
+// a + a^2 + ... + a^drafts = mean, by bisection.
+double even_acceptance(double mean, std::int32_t drafts) {
+  double low = 0, high = 1;
+  for (int i = 0; i < 60; ++i) {
+    const double a = (low + high) / 2;
+    double sum = 0, power = 1;
+    for (std::int32_t d = 0; d < drafts; ++d) sum += power *= a;
+    (sum < mean ? low : high) = a;
+  }
+  return high;
+}
+
+void read_speculative(Reader& r, SpeculativeConfig& c) {
+  r.choice("method", c.method, kSpeculativeMethods, {kRequired, "Who drafts."});
+  r.integer("num_speculative_tokens", c.num_speculative_tokens, 1, 1024,
+            {kRequired, "Drafts that each decode step verifies."});
+  const std::string_view method = kSpeculativeMethods[static_cast<std::size_t>(c.method)].name;
+  const bool model =
+      r.path("model", c.model, {kAbsent, "draft_model: that model, as the scenario's own."}, ".json");
+  if (model != (c.method == SpeculativeMethod::draft_model) && !r.describes()) {
+    r.fail("model", model ? fmt::format("is given with method {}, expected with draft_model only: what the "
+                                        "others draft with follows from the model served",
+                                        method)
+                          : "is missing, expected the model that drafts (method draft_model)");
+  }
+
+  const std::int32_t k = c.num_speculative_tokens;
+  const auto drafts = static_cast<std::size_t>(k);
+  std::vector<double> each;  // probability of a draft once those before it are accepted
+  double even = 0, mean = 0, length = 1;
+  constexpr Range kProbability{.min = 0, .max = 1};
+  const Row acceptance{kAbsent,
+                       "Probability that a draft is accepted once those before it were; one for all, or one "
+                       "for each position."};
+  const bool list = r.is("acceptance", "array");
+  int given = 0;
+  if (!list || r.describes()) given += r.number("acceptance", even, kProbability, acceptance) ? 1 : 0;
+  if (list || r.describes()) given += r.numbers("acceptance", each, kProbability, acceptance) ? 1 : 0;
+  const bool by_mean =
+      r.number("mean_accepted", mean, {},
+               {kAbsent, "Or the drafts accepted in a step on average, at an even acceptance."});
+  const bool by_rates = r.numbers("synthetic_acceptance_rates", c.accepted, kProbability,
+                                  {kAbsent,
+                                   "Or, as vLLM has it: probability that all drafts up to each position are "
+                                   "accepted; falling."});
+  const bool by_length = r.number("synthetic_acceptance_length", length, {.min = 1},
+                                  {kAbsent,
+                                   "Or, as vLLM has it: tokens that a step yields on average, and of that "
+                                   "the whole part always."});
+  if (r.describes()) return;
+  given += (by_mean ? 1 : 0) + (by_rates ? 1 : 0) + (by_length ? 1 : 0);
+  if (given != 1) {
+    r.fail("", fmt::format("has {} of acceptance, mean_accepted, synthetic_acceptance_rates and "
+                           "synthetic_acceptance_length, expected one of them",
+                           given == 0 ? "none" : "more than one"));
+  }
+  const auto count = [&](std::string_view key, std::size_t n) {
+    if (n != drafts) {
+      r.fail(key, fmt::format("has {} entries, expected num_speculative_tokens = {}", n, k));
+    }
+  };
+  if (by_rates) {
+    count("synthetic_acceptance_rates", c.accepted.size());
+    if (!std::is_sorted(c.accepted.rbegin(), c.accepted.rend())) {
+      r.fail("synthetic_acceptance_rates", "rises, expected each to be at most the one before it");
+    }
+    return;
+  }
+  if (by_length) {
+    if (length > k + 1) {
+      r.fail("synthetic_acceptance_length",
+             fmt::format("is {}, expected at most num_speculative_tokens + 1 = {}", length, k + 1));
+    }
+    for (std::int32_t i = 0; i < k; ++i) c.accepted.push_back(std::clamp(length - 1 - i, 0.0, 1.0));
+    return;
+  }
+  if (by_mean && mean > k) {
+    r.fail("mean_accepted", fmt::format("is {}, expected at most num_speculative_tokens = {}", mean, k));
+  }
+  if (list) {
+    count("acceptance", each.size());
+  } else {
+    each.assign(drafts, by_mean ? even_acceptance(mean, k) : even);
+  }
+  double all = 1;
+  for (const double a : each) c.accepted.push_back(all *= a);
 }
 
 void read_engine(Reader& r, EngineConfig& e) {
@@ -45,7 +135,16 @@ void read_engine(Reader& r, EngineConfig& e) {
              "Prompt and output together at most, in tokens; 0 = what the model can."});
   r.flag("enable_prefix_caching", e.enable_prefix_caching, {kVllm, "Keep full blocks for later prompts."});
   r.flag("enable_chunked_prefill", e.enable_chunked_prefill, {kVllm, "A prompt may take several steps."});
+  r.object("speculative", {kAbsent, "Speculative decoding, as vLLM's speculative_config."},
+           [&](Reader& speculative) { read_speculative(speculative, e.speculative.emplace()); });
+  const bool by_host = !r.describes() && e.speculative && e.speculative->method == SpeculativeMethod::ngram;
+  if (by_host) e.async_scheduling = false;
   r.flag("async_scheduling", e.async_scheduling, {kVllm, "Step n+1 is scheduled while n runs."});
+  if (by_host && e.async_scheduling) {
+    r.fail("async_scheduling",
+           "is true with speculative method ngram, expected false: the host drafts from what a step yielded "
+           "(vLLM refuses it)");
+  }
   r.number(
       "gpu_memory_utilization", e.gpu_memory_utilization, {.min = 0, .max = 1, .above = true},
       {"vLLM since 0.21 (vllm#38284; 0.9 before)", "Share of the GPU's memory that the engine may use."});
@@ -55,6 +154,28 @@ void read_engine(Reader& r, EngineConfig& e) {
              {"inferred: an empty step is scheduling and polling only",
               "How long a step takes that computes nothing but looks for transfers."},
              kNoZeroDelay);
+  r.choice(
+      "cudagraph_mode", e.cudagraph_mode, kCudagraphModes,
+      {"vLLM since 0.11 (vllm#25444)", "How the kernels of a step within the largest graph are launched."});
+  r.integer("max_cudagraph_capture_size", e.max_cudagraph_capture_size, 0, kMany,
+            {"vLLM 0.24: twice max_num_seqs, at most 512",
+             "Tokens of the largest captured graph; 0 = vLLM's default."});
+  r.flag("fuse_allreduce_rms", e.fuse_allreduce_rms,
+         {"vLLM since 0.17 (vllm#34299)", "All-reduces take the norm after them along, up to a size."});
+  r.choice("float32_matmul_precision", e.float32_matmul_precision, kFloat32Precisions,
+           {kVllm, "How products of 32-bit weights (routers of some models) are computed."});
+  r.path("overheads", e.overheads,
+         {kOwn,
+          "What serving takes beside kernels: a preset of models/overheads.json, or a path ending in .json."},
+         ".json");
+  r.object("kernels", {kAbsent, "Kernels other than a profile's first choice."}, [&](Reader& kernels) {
+    for (const std::string_view op : kKernelOperators) {
+      std::string name;
+      if (kernels.text(op, name, {kAbsent, "A part of the kernel's name in the profile."})) {
+        e.kernels[std::string(op)] = name;
+      }
+    }
+  });
   r.flag("step_by_step", e.step_by_step, {kOwn, "Every step through the event queue; same results, slower."});
 }
 
@@ -102,6 +223,28 @@ void read_router(Reader& r, RouterConfig& c) {
              kNoZeroDelay);
   r.number("load_weight", c.load_weight, {},
            {kOwn, "prefix_aware: tokens in flight count this much against tokens to compute."});
+  r.flag("sequential_dispatch", c.sequential_dispatch,
+         {kOwn, "Push: decode's leg leaves after prefill's answer (vllm-project/router#187), not with it."});
+  r.number("reroute_fraction", c.reroute_fraction, {.min = 0, .max = 1},
+           {kOwn, "Later turns moved to another prefill worker than their session's last, by chance."});
+  r.duration("session_kv_ttl_s", c.session_kv_ttl, kSecond, 1,
+             {"vLLM 0.24: its multi-turn proxy; below decoder_kv_blocks_ttl_s",
+              "Bidirectional: how long the router keeps where a session's KV is."});
+}
+
+void read_retention(Reader& r, RetentionConfig& c) {
+  r.choice("policy", c.policy, kRetentions, {kVllm, "What decode lets go of, and when."});
+  r.number("budget_gib", c.budget_gib, {},
+           {kOwn, "lru, priority, belady: retained KV on one GPU at most, GiB; 0 = no bound."});
+  r.list<RetentionRange>(
+      "ranges", c.ranges, {kOwn, "priority: what is kept how long; tokens in none have priority 35."},
+      [](Reader& range, RetentionRange& t) {
+        range.integer("from_token", t.from_token, 0, kMany, {kOwn, "First token."});
+        range.integer("to_token", t.to_token, 0, kMany, {kOwn, "One past the last; 0 = the end."});
+        range.integer("priority", t.priority, 0, 100,
+                      {"TensorRT-LLM's KvCacheRetentionConfig", "The least goes first."});
+        range.duration("duration_s", t.duration, kSecond, 0, {kOwn, "How long; 0 = the TTL."});
+      });
 }
 
 // The members' values on entry are the defaults: of the whole scenario, or of the pair's parent.
@@ -109,6 +252,8 @@ void read_transfer(Reader& r, TransferConfig& t) {
   r.aliases("kv_connector_extra_config",
             {kAbsent, "These keys as vLLM spells them, as its option has them."});
   r.choice("mode", t.mode, kTransferModes, {kVllm, "Who moves the KV, and when."});
+  r.flag("hypothetical", t.hypothetical,
+         {kOwn, "Allows combinations that no engine has; every output says so."});
   r.flag("bidirectional", t.bidirectional,
          {kVllm, "Prefill reads back what decode holds of a conversation.", "bidirectional_kv_xfer"});
   r.integer(
@@ -122,9 +267,22 @@ void read_transfer(Reader& r, TransferConfig& t) {
              "Decode lacks no more than this: nothing is transferred, the tail is recomputed; 0 = strict.",
              {},
              true});
-  r.duration(
+  const bool lease_given = r.duration(
       "kv_lease_duration_s", t.kv_lease_duration, kSecond, 1,
       {kVllm, "Prefill keeps finished blocks this long unless heartbeats renew it.", "kv_lease_duration"});
+  if (lease_given) {
+    t.heartbeat_interval = std::max<Nanos>(1, t.kv_lease_duration / 6);
+    t.heartbeat_extension = std::max<Nanos>(1, t.kv_lease_duration * 2 / 3);
+  }
+  r.duration("heartbeat_interval_s", t.heartbeat_interval, kSecond, 1,
+             {"vLLM 0.24: a sixth of the lease",
+              "Pull: how often decode renews the leases that it waits for.",
+              {},
+              true});
+  r.duration(
+      "heartbeat_extension_s", t.heartbeat_extension, kSecond, 1,
+      {"vLLM 0.24: two thirds of the lease", "A heartbeat's lease, from when prefill sees it.", {}, true});
+  r.choice("lease_reaper", t.lease_reaper, kLeaseReapers, {kVllm, "How leases that have run out are found."});
   const bool ttl_given =
       r.duration("decoder_kv_blocks_ttl_s", t.decoder_kv_blocks_ttl, kSecond, 1,
                  {kVllm, "Bidirectional: decode keeps a finished turn this long.", "decoder_kv_blocks_ttl"});
@@ -136,6 +294,27 @@ void read_transfer(Reader& r, TransferConfig& t) {
              {kVllm, "Idle remote state is forgotten, and the handshake repeated.", "engine_ttl"});
   r.choice("kv_load_failure_policy", t.kv_load_failure_policy, kLoadFailurePolicies,
            {kVllm, "What becomes of a request whose KV does not arrive."});
+  r.choice("reuse_policy", t.reuse_policy, kReusePolicies,
+           {kVllm, "Bidirectional: what prefill reads back and what it computes again."});
+  r.object("retention", {kVllm, "Bidirectional: how decode keeps finished turns."},
+           [&](Reader& retention) { read_retention(retention, t.retention); });
+  r.duration(
+      "expiry_margin_s", t.expiry_margin, kSecond, 0,
+      {"vLLM 0.26: hard-coded (vllm#47021)",
+       "Bidirectional: nothing is read that decode keeps for less; 0 = a router that drops the expiry."});
+  r.number("clock_error_s", t.clock_error_s, {.min = -3600, .max = 3600},
+           {kOwn, "Bidirectional: prefill takes decode's deadlines for this much later than they are."});
+  r.flag("stale_guard", t.stale_guard,
+         {"pdsim: no engine has it; off, blocks that have changed hands are read and written, and counted",
+          "A block's ownership is checked before it is read or written."});
+  r.duration("push_poll_ms", t.push_poll, kMillisecond, 1,
+             {"vLLM 0.24: hard-coded", "Push: how often prefill looks for a registration that it lacks."});
+  r.flag("push_fail", t.push_fail,
+         {"vLLM 0.24: it has none (unreleased: vllm#50754, #55470)",
+          "Push: a write that fails is reported to decode."});
+  r.flag("wait_for_siblings", t.wait_for_siblings,
+         {"vLLM 0.30 or later (vllm#56104)",
+          "A failed transfer is given up when all its parts have stopped; false = at once."});
 
   const std::string parents = t.backend;
   r.choice("backend", t.backend, named(kTransferBackends),
@@ -155,8 +334,19 @@ void read_transfer(Reader& r, TransferConfig& t) {
   r.duration("post_us_per_descriptor", t.post_per_descriptor, kMicrosecond, 0,
              {posting, "CPU time to post one descriptor.", {}, true});
   r.duration("handshake_ms", t.handshake, kMillisecond, 0,
-             {"inferred: 0.2 to 1 ms round trip and 0.05 to 5 s to add the agent; its lower end",
-              "First contact with one remote rank."});
+             {"inferred: 0.2 to 1 ms round trip over ZMQ, its upper end",
+              "First contact with one remote rank, beside its descriptors."});
+  r.duration("prep_us_per_descriptor", t.prep_per_descriptor, kMicrosecond, 0,
+             {"1,461 ms for 6.5 M descriptors (vllm#48209: 0.032 since 0.26)",
+              "First contact: for each descriptor of the remote rank's whole pool."});
+  r.duration("handshake_timeout_s", t.handshake_timeout, kSecond, 1,
+             {"vLLM 0.24: hard-coded", "A handshake without an answer fails after this."});
+  r.flag("warm_start", t.warm_start, {kOwn, "Every first contact was made before the run."});
+  r.number("initial_fragmentation", t.initial_fragmentation, {.min = 0, .max = 1},
+           {kOwn,
+            "Share of each pool's free blocks out of order at the start, as on a server that has run long."});
+  r.duration("slow_submit_ms", t.slow_submit, kMillisecond, 1,
+             {"vLLM 0.24: hard-coded warning", "Posts that take longer are counted as slow."});
   r.duration("notification_us", t.notification, kMicrosecond, 1,
              {"fi_pingpong over EFA, 256 bytes, on H100 nodes", "One way of a notification between workers."},
              kNoZeroDelay);
@@ -167,8 +357,17 @@ void read_transfer(Reader& r, TransferConfig& t) {
   r.flag("enable_cross_layers_blocks", t.enable_cross_layers_blocks,
          {kVllm, "One region holds a block's layers side by side.", "enable_cross_layers_blocks"});
   constexpr std::string_view kUnreleased = "vLLM 0.24: it has none (an open pull request)";
+  const bool parents_receiver = t.background_receiver;
   r.flag("background_receiver", t.background_receiver,
-         {kUnreleased, "Transfers are posted off the forward thread.", "background_receiver"});
+         {kUnreleased, "Pull: transfers are posted by a thread of their own.", "background_receiver"});
+  if (t.background_receiver != parents_receiver) {  // push has its writer's thread already
+    t.thread_contention = t.background_receiver && t.mode == TransferMode::pull ? kReaderContention : 1.0;
+  }
+  r.number("thread_contention", t.thread_contention, {.min = 1},
+           {"1.8 with background_receiver: posts took 11.9 for 6.7 ms (vllm#50913); else 1",
+            "Posting by a thread of its own takes this many times as long as on the forward thread.",
+            {},
+            true});
   r.flag("seed_first_token", t.seed_first_token,
          {kUnreleased, "Decode starts from prefill's token.", "seed_first_token"});
   r.flag("fast_kv_dispatch", t.fast_kv_dispatch,
@@ -191,6 +390,8 @@ void read_network(Reader& r, NetworkConfig& n) {
             {kOwn, "Nodes under one leaf switch; 0 = all of them."});
   r.number("oversubscription", n.oversubscription, {.min = 1},
            {kOwn, "A leaf's capacity to its nodes over its capacity to the spine."});
+  r.number("bandwidth_scale", n.bandwidth_scale, {.above = true},
+           {kOwn, "Times the line rate of every network card: what if the network were faster, or slower."});
   r.list<NetworkConfig::FailedRail>(
       "failed_rails", n.failed_rails, {kOwn, "NICs that are down."},
       [](Reader& rail, NetworkConfig::FailedRail& f) {
@@ -211,6 +412,9 @@ void read_synthetic(Reader& r, SyntheticConfig& s) {
            {kOwn, "Lengths are even in [ratio x length, length]; 1 = fixed."});
   r.integer("shared_prefix", s.shared_prefix, 0, kMany, {kOwn, "Leading tokens that all prompts share."});
   r.flag("poisson", s.poisson, {kOwn, "Open loop: exponential gaps; false = even ones."});
+  r.integer("distinct_prompts", s.distinct_prompts, 0, kMany,
+            {kOwn, "Prompts repeat in turn after so many; 0 = all differ."});
+  r.choice("draw", s.draw, kLengthDraws, {kOwn, "How lengths are drawn."});
 }
 
 void read_workload(Reader& r, WorkloadConfig& w) {
@@ -218,7 +422,18 @@ void read_workload(Reader& r, WorkloadConfig& w) {
   r.choice("format", w.format, named(trace_formats()), {kAbsent, "The trace's format."});
   r.object("synthetic", {kAbsent, "Made requests instead of a trace."},
            [&](Reader& synthetic) { read_synthetic(synthetic, w.synthetic.emplace()); });
+  r.integer("concurrency", w.concurrency, 0, kMany,
+            {kOwn,
+             "Closed loop over the trace: arrivals are ignored, and a request is sent, in the trace's order, "
+             "whenever fewer than this are in flight; 0 = as they arrive."});
+  r.integer(
+      "max_concurrency", w.max_concurrency, 0, kMany,
+      {kOwn,
+       "The client's limit, as of vllm bench serve: what arrives when this many are in flight is sent, and "
+       "timed, when one of them ends; 0 = none."});
   r.number("time_scale", w.time_scale, {.above = true}, {kOwn, "2 = twice the rate."});
+  r.number("prompt_scale", w.prompt_scale, {.above = true},
+           {kOwn, "2 = prompts twice as long, sharing their prefixes in the same proportion."});
   r.choice("sessions", w.sessions, kSessions, {kOwn, "When a session's next turn arrives."});
   r.duration("warmup_s", w.warmup, kSecond, 0,
              {kOwn, "Requests that arrive earlier are not in the statistics."});
@@ -226,6 +441,11 @@ void read_workload(Reader& r, WorkloadConfig& w) {
              {kOwn, "Nor are those that arrive later than this after the warm-up; 0 = no end."});
   r.duration("client_timeout_s", w.client_timeout, kSecond, 0,
              {kOwn, "Clients cancel after this; 0 = they wait for ever."});
+  r.flag("infer_sessions", w.infer_sessions, {kOwn, "Finds the sessions of a trace that has none."});
+  r.number("reference_ttft_ms", w.reference_ttft_ms, {},
+           {kAbsent, "Closed sessions: the time to first token that recorded gaps between turns contain."});
+  r.number("reference_tpot_ms", w.reference_tpot_ms, {},
+           {kAbsent, "And the time per output token after it."});
 }
 
 // A metric's bounds: {"p95": 2000}, or a bare number for p95.
@@ -277,6 +497,13 @@ void read_fault(Reader& r, FaultConfig& f) {
                     : "has neither at_s nor rate_per_hour, expected one of them");
   }
   r.duration("duration_s", f.duration, kSecond, 0, {kOwn, "Until it heals; 0 = what the kind itself takes."});
+  if (f.kind != FaultKind::message_lost || r.describes()) return;
+  std::vector<std::string_view> known;
+  for (const Named& message : kMessages) known.push_back(message.name);
+  if (std::find(known.begin(), known.end(), f.target) == known.end()) {
+    r.fail("target", fmt::format("is \"{}\", expected a message: {}{}", f.target, fmt::join(known, ", "),
+                                 did_you_mean(f.target, known)));
+  }
 }
 
 std::vector<std::string> instances_of(const Scenario& s) {
@@ -451,10 +678,21 @@ void check_transfer(const Document& d, const Scenario& s) {
     }
   }
   const auto check = [&](const TransferConfig& t, const std::string& at) {
-    if (t.bidirectional && t.mode != TransferMode::pull) {
+    const RetentionConfig& r = t.retention;
+    if (t.bidirectional && r.policy == Retention::lru && r.budget_gib <= 0) {
+      d.fail(at + "/retention/budget_gib",
+             "is 0 with policy lru, expected the GiB that may be retained on a GPU");
+    }
+    for (std::size_t i = 0; i < r.ranges.size(); ++i) {
+      if (r.ranges[i].to_token == 0 || r.ranges[i].to_token > r.ranges[i].from_token) continue;
+      d.fail(fmt::format("{}/retention/ranges/{}/to_token", at, i),
+             fmt::format("is {}, expected more than from_token = {}, or 0", r.ranges[i].to_token,
+                         r.ranges[i].from_token));
+    }
+    if (t.bidirectional && t.mode != TransferMode::pull && !t.hypothetical) {
       d.fail(at + "/bidirectional",
              fmt::format("is true with mode {}, expected mode pull (vLLM refuses the rest: "
-                         "vllm#46473)",
+                         "vllm#46473), or hypothetical true to see what it would do",
                          kTransferModes[static_cast<std::size_t>(t.mode)].name));
     }
   };
@@ -478,6 +716,20 @@ void check_transfer(const Document& d, const Scenario& s) {
     pool("to", pair.to, Role::decode);
     if (!pairs.emplace(pair.from, pair.to).second) d.fail(at, "an earlier entry has the same pools");
     check(pair.transfer, at);
+    if (pair.transfer.mode != s.transfer.mode || pair.transfer.bidirectional != s.transfer.bidirectional) {
+      d.fail(at,
+             "has another mode or another bidirectional than /transfer, expected the same (vllm#50620: "
+             "unlike connectors refuse each other)");
+    }
+    if ((pair.transfer.retention.policy == Retention::belady) !=
+        (s.transfer.retention.policy == Retention::belady)) {
+      const auto name = [](const TransferConfig& t) {
+        return kRetentions[static_cast<std::size_t>(t.retention.policy)].name;
+      };
+      d.fail(at + "/retention/policy",
+             fmt::format("is {}, expected {} as /transfer has: who knows the future knows it for all pools",
+                         name(pair.transfer), name(s.transfer)));
+    }
   }
 }
 
@@ -490,6 +742,18 @@ void check_workload(const Document& d, const WorkloadConfig& w) {
     std::vector<std::string_view> known;
     for (const TraceFormat& format : trace_formats()) known.push_back(format.name);
     d.fail("/workload", fmt::format("'format' is missing, expected one of {}", fmt::join(known, ", ")));
+  }
+  if (w.concurrency > 0) {
+    const auto refuse = [&](std::string_view why) {
+      d.fail("/workload/concurrency", fmt::format("is {} {}", w.concurrency, why));
+    };
+    if (w.synthetic) refuse("beside synthetic, expected it as synthetic.concurrency");
+    if (w.sessions == Sessions::closed) refuse("with sessions closed, expected one of the two closed loops");
+    if (w.time_scale != 1) refuse("with a time_scale, expected 0: a closed loop ignores arrivals");
+  }
+  if (w.max_concurrency > 0 && (w.concurrency > 0 || (w.synthetic && w.synthetic->concurrency > 0))) {
+    d.fail("/workload/max_concurrency",
+           fmt::format("is {} beside concurrency, expected one of the two", w.max_concurrency));
   }
   if (!w.synthetic) return;
   const SyntheticConfig& s = *w.synthetic;

@@ -170,6 +170,9 @@ void apply(Json& json, std::span<const std::string> sets, const Overrides& overr
     json["workload"].erase("synthetic");
   }
   if (!overrides.format.empty()) set_path(json, "workload.format", overrides.format, "--format", document);
+  if (overrides.infer_sessions) {
+    set_path(json, "workload.infer_sessions", true, "--infer-sessions", document);
+  }
   if (overrides.seed) set_path(json, "seed", *overrides.seed, "--seed", document);
 }
 
@@ -214,6 +217,18 @@ LoadedScenario parse_scenario(std::string_view text, const std::string& file, co
   loaded.origins = std::move(document.origins);
   loaded.origins.emplace(loaded.origins.begin(), "/$schema", "scenario");
   return loaded;
+}
+
+void check_values(std::string_view text, const std::string& file, const std::string& folder,
+                  std::span<const std::string> sets, const Overrides& overrides) {
+  Json json = parse(text, file);
+  Document document{.file = file, .folder = folder, .set = {}, .origins = {}};
+  apply(json, sets, overrides, document);
+  Scenario scenario;
+  Json in_force;
+  Reader reader(document, &json, "", in_force);
+  read_scenario(reader, scenario);
+  reader.finish();
 }
 
 std::string LoadedScenario::place(std::string_view pointer) const {
@@ -275,6 +290,12 @@ EngineConfig resolve_engine(EngineConfig engine, std::string_view gpu, Bytes gpu
     }
   }
   if (seqs_default) engine.max_num_seqs = std::min(engine.max_num_seqs, engine.max_num_batched_tokens);
+
+  if (engine.max_cudagraph_capture_size == 0) {
+    const std::int32_t row = 1 + (engine.speculative ? engine.speculative->num_speculative_tokens : 0);
+    engine.max_cudagraph_capture_size =
+        static_cast<std::int32_t>(std::min<std::int64_t>(std::int64_t{2} * row * engine.max_num_seqs, 512));
+  }
 
   if (engine.max_num_batched_tokens < engine.max_num_seqs) {
     fail("max_num_batched_tokens", fmt::format("is {}, expected at least max_num_seqs = {} (vLLM)",

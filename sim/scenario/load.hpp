@@ -19,6 +19,7 @@ struct Overrides {
   std::string trace;   ///< --trace: replaces a synthetic workload too
   std::string format;  ///< --format
   std::optional<std::uint64_t> seed;
+  bool infer_sessions = false;  ///< --infer-sessions
 };
 
 struct LoadedScenario {
@@ -46,6 +47,11 @@ LoadedScenario load_scenario(const std::string& path, std::span<const std::strin
 /// The same from text that is already here; `file` names it in errors, paths are relative to `folder`.
 LoadedScenario parse_scenario(std::string_view text, const std::string& file, const std::string& folder = "",
                               std::span<const std::string> sets = {}, const Overrides& overrides = {});
+
+/// Refuses what parse_scenario() would whatever the other values are: a path that leads nowhere, an unknown
+/// key, a value of the wrong type, range or name. Not fields that contradict each other.
+void check_values(std::string_view text, const std::string& file, const std::string& folder,
+                  std::span<const std::string> sets, const Overrides& overrides = {});
 
 /// Puts what a look-up has resolved into in_force: the value at `pointer` becomes `value`, and where it
 /// was a default, it is now one from `from` ("vLLM 0.24 on h200"). Requires that the pointer is there.

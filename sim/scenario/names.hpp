@@ -48,6 +48,54 @@ inline constexpr Named kTransferModes[] = {
     {"push_progressive", "as push, full blocks after each chunk (unreleased: vllm#55589)"},
 };
 
+/// How prefill decides between reading back what decode retains and computing it again.
+enum class ReusePolicy : std::uint8_t { threshold, cost };
+inline constexpr Named kReusePolicies[] = {
+    {"threshold", "at least kv_recompute_threshold tokens are read (vLLM)"},
+    {"cost", "the cheaper by prediction: reading now, or computing at the present load"},
+};
+
+/// What decode lets go of when a finished turn's KV has been retained.
+enum class Retention : std::uint8_t { ttl, lru, priority, belady };
+inline constexpr Named kRetentions[] = {
+    {"ttl", "pinned until read or decoder_kv_blocks_ttl has passed (vLLM)"},
+    {"lru", "as ttl, and the oldest goes when a worker's retained KV exceeds the budget"},
+    {"priority",
+     "token ranges with a priority and a duration; the least go first, for the budget and for "
+     "requests that lack blocks (TensorRT-LLM's KvCacheRetentionConfig, vLLM's proposals)"},
+    {"belady",
+     "the bound, as it knows the future: what a later turn will ask for is kept until it does; for the "
+     "budget and for requests that lack blocks, what is asked for last goes first (Belady 1966; no "
+     "engine's)"},
+};
+
+/// Operators whose kernel a scenario may choose: pools[].engine.kernels.
+inline constexpr std::string_view kKernelOperators[] = {"gemm", "attention", "mla", "moe", "allreduce"};
+
+enum class LengthDraw : std::uint8_t { pdsim, numpy };
+inline constexpr Named kLengthDraws[] = {
+    {"pdsim", "from the scenario's seed"},
+    {"numpy", "as vllm bench serve --seed 0 draws them"},
+};
+
+inline constexpr Named kFloat32Precisions[] = {
+    {"highest", "products in 32 bits without tensor cores"},
+    {"high", "TF32 tensor cores"},
+};
+
+enum class CudagraphMode : std::uint8_t { full_and_piecewise, piecewise, none };
+inline constexpr Named kCudagraphModes[] = {
+    {"full_and_piecewise", "steps of decode alone are one graph, others a graph between attentions"},
+    {"piecewise", "every step is launched in pieces between attentions (vLLM up to 0.10)"},
+    {"none", "every kernel is launched by the host"},
+};
+
+enum class LeaseReaper : std::uint8_t { in_order, all };
+inline constexpr Named kLeaseReapers[] = {
+    {"in_order", "stops at the first lease, by age, that has not run out (vLLM: vllm#58222)"},
+    {"all", "looks at every lease"},
+};
+
 inline constexpr Named kLoadFailurePolicies[] = {
     {"fail", "a request whose KV does not arrive fails"},
     {"recompute", "decode computes the prompt itself"},
@@ -65,6 +113,9 @@ inline constexpr TransferBackend kTransferBackends[] = {
     {"libfabric", "NIXL over EFA, serial posting", 71 * kMicrosecond, 2'430,
      "a line through 460 us at 160 descriptors and 46 ms at 18,880 (vllm#35264, NIXL#1514)"},
     {"ucx", "NIXL over UCX, on InfiniBand or RoCE", 0, 3'750, "6.7 ms for 1,785 descriptors (vllm#50913)"},
+    {"mooncake", "Mooncake Transfer Engine over RoCE", 370 * kMicrosecond, 690,
+     "0.37 ms of set-up fitted to its vLLM 1P1D transfers; 5.2 against 2.1 ms for 4,563 against 70 "
+     "descriptors"},
 };
 
 inline constexpr Named kFabrics[] = {
@@ -85,15 +136,61 @@ inline constexpr Named kPricingPlans[] = {
     {"spot", "what is left over, and may be taken back"},
 };
 
+enum class FaultKind : std::uint8_t {
+  worker_crash,
+  worker_restart,
+  link_down,
+  link_degraded,
+  message_lost,
+  transfer_failed,
+  client_cancel,
+  decode_rejection,
+  backend_tcp,
+  router_restart,
+  spot_reclaim,
+};
 inline constexpr Named kFaultKinds[] = {
     {"worker_crash", "a worker dies with all it holds"},
     {"worker_restart", "a worker leaves and comes back empty"},
     {"link_down", "a link carries nothing"},
     {"link_degraded", "a link carries a part of its rate"},
-    {"message_lost", "one message does not arrive"},
+    {"message_lost",
+     "one message does not arrive; target: registration, completion, read_done, heartbeat, "
+     "handshake or router_update"},
+    {"transfer_failed", "one part of a transfer fails when it is posted"},
+    {"client_cancel", "a client goes away; target: a request's number, proxy_window, or any"},
+    {"decode_rejection", "a decode worker refuses a request as it arrives"},
     {"backend_tcp", "transfers silently fall back to TCP"},
     {"router_restart", "the router forgets what it knew"},
     {"spot_reclaim", "a node is taken back after its notice"},
+};
+
+/// What a message_lost fault can take.
+enum class Message : std::uint8_t {
+  registration,
+  completion,
+  read_done,
+  heartbeat,
+  handshake,
+  router_update
+};
+inline constexpr Named kMessages[] = {
+    {"registration", "push: decode's blocks, to prefill"},
+    {"completion", "push: prefill's writes have arrived, to decode"},
+    {"read_done", "pull: decode has read, to prefill; bidirectional: the other way"},
+    {"heartbeat", "decode's renewal of its leases"},
+    {"handshake", "the answer to a first contact"},
+    {"router_update", "bidirectional: where a finished turn's KV is, to the router"},
+};
+
+/// Who drafts tokens for speculative decoding, as vLLM's speculative_config names it.
+enum class SpeculativeMethod : std::uint8_t { mtp, eagle, eagle3, ngram, draft_model };
+inline constexpr Named kSpeculativeMethods[] = {
+    {"mtp", "the model's own multi-token-prediction layer, once a draft"},
+    {"eagle", "a dense layer on the model's last hidden state, once a draft"},
+    {"eagle3", "the same on three hidden states"},
+    {"ngram", "what followed the last tokens earlier in the text, found by the host"},
+    {"draft_model", "another model, once a draft"},
 };
 
 /// Element types; "auto" is what the model's own config says.

@@ -334,6 +334,26 @@ bool Reader::integers(std::string_view key, std::vector<std::int32_t>& values, s
   return found.given;
 }
 
+bool Reader::numbers(std::string_view key, std::vector<double>& values, Range each, const Row& row) {
+  const std::string expected = fmt::format("a list, each {}", expectation(each));
+  const Found found = find(key, row, expected);
+  if (describes()) {
+    Json item{{"type", "number"}, {each.above ? "exclusiveMinimum" : "minimum", each.min}};
+    if (!std::isinf(each.max)) item["maximum"] = each.max;
+    property(key, row, {{"type", "array"}, {"items", item}}, Json());
+  }
+  if (found.given) {
+    if (!found.value.is_array()) wrong(found, expected);
+    values.clear();
+    for (const Json& item : found.value) {
+      if (!item.is_number() || !within(each, item.get<double>())) wrong(found, expected);
+      values.push_back(item.get<double>());
+    }
+  }
+  put(key, found, row, values);
+  return found.given;
+}
+
 bool Reader::choice(std::string_view key, std::string& value, std::span<const Named> names, const Row& row) {
   const std::vector<std::string_view> known = names_of(names);
   const std::string expected = fmt::format("one of {}", fmt::join(known, ", "));

@@ -96,6 +96,8 @@ class Reader {
     return given;
   }
   bool integers(std::string_view key, std::vector<std::int32_t>& values, std::int32_t max, const Row& row);
+  /// A list of numbers, each in `each`.
+  bool numbers(std::string_view key, std::vector<double>& values, Range each, const Row& row);
   /// One of a table's names.
   bool choice(std::string_view key, std::string& value, std::span<const Named> names, const Row& row);
   template <typename Enum>

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <climits>
 
+#include "sim/core/random.hpp"
+
 namespace pdsim {
 
 BlockPool::BlockPool(std::int32_t blocks, bool prefix_caching)
@@ -15,6 +17,21 @@ BlockPool::BlockPool(std::int32_t blocks, bool prefix_caching)
     fresh.count = std::min(kSlot, blocks - id);
     for (std::int32_t i = fresh.count; i > 0;) fresh.ids[static_cast<std::size_t>(--i)] = id++;
     enqueue(s, kNone);
+  }
+}
+
+void BlockPool::fragment(double share, Random& random) {
+  PDSIM_CHECK(tables_.empty(), "fragment() on a pool that was used");
+  PDSIM_CHECK(share >= 0 && share <= 1, "a share that is not in [0, 1]");
+  std::vector<BlockId*> displaced;
+  for (std::int32_t s = head_; s != kNone; s = segment(s).next) {
+    Segment& free = segment(s);
+    for (std::int32_t i = free.count; i-- > 0;) {
+      if (random.uniform() < share) displaced.push_back(&free.ids[static_cast<std::size_t>(i)]);
+    }
+  }
+  for (std::size_t n = displaced.size(); n > 1; --n) {  // Fisher-Yates
+    std::swap(*displaced[n - 1], *displaced[random.below(n)]);
   }
 }
 
@@ -189,6 +206,14 @@ bool BlockPool::allocate(TableId id, std::int32_t hit_blocks, std::int32_t new_b
   return true;
 }
 
+std::int32_t BlockPool::hits_in_use(std::span<const HashRun> identity, std::int32_t hit_blocks) const {
+  std::int32_t used = 0;
+  for_each_hit(identity, hit_blocks, [&](std::int32_t s, std::int32_t from, std::int32_t to) {
+    if (segment(s).owners > 0) used += to - from;
+  });
+  return used;
+}
+
 bool BlockPool::extend(TableId id, std::int32_t new_blocks) {
   Table& table = tables_[at(id)];
   PDSIM_CHECK(new_blocks >= 0, "a negative number of blocks");
@@ -243,9 +268,9 @@ void BlockPool::publish(TableId id, std::int32_t full_blocks) {
   }
 }
 
-void BlockPool::release(TableId id) {
-  Table& table = tables_[at(id)];
-  for (std::size_t p = table.pieces.size(); p-- > 0;) {
+/// Every block of the table's pieces beyond the first `keep` has one owner less, the last first.
+void BlockPool::give_up(const Table& table, std::size_t keep) {
+  for (std::size_t p = table.pieces.size(); p-- > keep;) {
     scratch_.clear();
     for_each_segment(table.pieces[p], [&](std::int32_t s) { scratch_.push_back(s); });
     for (std::size_t i = scratch_.size(); i-- > 0;) {
@@ -255,6 +280,42 @@ void BlockPool::release(TableId id) {
       enqueue(scratch_[i], kNone);
     }
   }
+}
+
+void BlockPool::truncate(TableId id, std::int32_t keep_blocks) {
+  Table& table = tables_[at(id)];
+  PDSIM_CHECK(keep_blocks >= 0 && keep_blocks <= table.size, "truncate() to more blocks than the table has");
+  std::size_t keep = table.pieces.size();
+  std::int32_t begin = table.size;
+  while (begin > keep_blocks) begin -= table.pieces[--keep].blocks;
+  if (begin < keep_blocks) {  // the cut goes through a piece: make it two
+    Piece& cut = table.pieces[keep];
+    const std::int32_t end = begin + cut.blocks;
+    cut.blocks = keep_blocks - begin;
+    std::int32_t s = cut.segment;
+    for (; begin + segment(s).count <= keep_blocks; s = segment(s).rest) begin += segment(s).count;
+    if (begin < keep_blocks) s = split(s, keep_blocks - begin);
+    ++keep;
+    table.pieces.insert(table.pieces.begin() + static_cast<std::ptrdiff_t>(keep), {s, end - keep_blocks});
+  }
+  give_up(table, keep);
+  table.pieces.resize(keep);
+
+  table.index -= table.size - keep_blocks;
+  while (table.index < 0) table.index += table.identity[static_cast<std::size_t>(--table.run)].blocks;
+  table.size = keep_blocks;
+  table.published = std::min(table.published, keep_blocks);
+  if (keep == 0) {
+    table.cursor = table.cursor_begin = 0;
+  } else if (table.cursor >= std::ssize(table.pieces)) {
+    table.cursor = static_cast<std::int32_t>(keep) - 1;
+    table.cursor_begin = keep_blocks - table.pieces.back().blocks;
+  }
+}
+
+void BlockPool::release(TableId id) {
+  Table& table = tables_[at(id)];
+  give_up(table, 0);
   table.open = false;
   closed_tables_.push_back(id);
 }
@@ -453,8 +514,9 @@ void BlockPool::check() const {
 
   for (const Table& table : tables_) {
     if (!table.open) continue;
-    std::int32_t size = 0;
+    std::int32_t size = 0, cursor_begin = 0;
     for (const Piece& piece : table.pieces) {
+      if (&piece - table.pieces.data() == table.cursor) cursor_begin = size;
       std::int32_t in_piece = 0;
       for_each_segment(piece, [&](std::int32_t s) {
         PDSIM_CHECK(segment(s).owners > 0, "a table holds a free segment");
@@ -466,6 +528,8 @@ void BlockPool::check() const {
       size += in_piece;
     }
     PDSIM_CHECK(size == table.size && table.published <= size, "a table's size is wrong");
+    PDSIM_CHECK(table.cursor_begin == cursor_begin && cursor_begin <= table.published,
+                "a table publishes from a wrong place");
   }
   for (std::size_t s = 0; s < owners.size(); ++s) {
     PDSIM_CHECK(!live[s] || owners[s] == segments_[s].owners, "a segment's owners are miscounted");

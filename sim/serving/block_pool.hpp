@@ -9,8 +9,8 @@
 //  - Identity: a full block is (hash of its run, index within the run). Several blocks may carry the
 //    same identity (two requests that computed the same prefix at once); a hit takes the one that was
 //    cached first among those still cached.
-//  - Initially the queue holds ids 0, 1, 2, ... in order. (vLLM's own block 0 is a placeholder that no
-//    request gets: whoever sizes the pool leaves it out.)
+//  - Initially the queue holds ids 0, 1, 2, ... in order, or as fragment() leaves them. (vLLM's own
+//    block 0 is a placeholder that no request gets: whoever sizes the pool leaves it out.)
 //
 // For speed everything works on segments: consecutive indices of one run in one state, up to kSlot
 // real ids moved in bulk. A 12,000-token prompt at 16 tokens a block is 24 hash operations, not 750.
@@ -33,6 +33,8 @@
 #include "sim/core/error.hpp"
 
 namespace pdsim {
+
+class Random;
 
 using BlockId = std::int32_t;
 using TableId = std::int32_t;  ///< handle of one request's block table; recycled when it is released
@@ -57,12 +59,23 @@ class BlockPool {
   /// `blocks` >= 0 free blocks. Without prefix caching no block ever has an identity.
   BlockPool(std::int32_t blocks, bool prefix_caching);
 
+  /// Leaves the queue as a long-running server has it, out of order: each id is displaced with
+  /// probability `share` in [0, 1], and the displaced ones trade places at random. 0 changes nothing, 1 is
+  /// a random permutation. Two neighbours stay such when neither is displaced, so of n ids about
+  /// n (1 - (1 - share)^2) runs of consecutive ones remain; new neighbours by chance are 2 - share on
+  /// average, whatever n. Requires that no table was ever opened. O(blocks).
+  void fragment(double share, Random& random);
+
   /// An empty table whose block b has the identity of the run that covers it, runs in order; blocks
   /// beyond them are never cached. The span must outlive the table. O(runs).
   TableId open(std::span<const HashRun> identity);
 
   /// Leading blocks of `identity` that are cached, at most `max_blocks`. Changes nothing. O(runs).
   std::int32_t cached_prefix(std::span<const HashRun> identity, std::int32_t max_blocks) const;
+
+  /// Of the first `hit_blocks` cached blocks, those that somebody owns now. Requires hit_blocks <=
+  /// cached_prefix(). O(segments).
+  std::int32_t hits_in_use(std::span<const HashRun> identity, std::int32_t hit_blocks) const;
 
   /// Gives an empty table its first blocks: `hit_blocks` cached ones (no more than cached_prefix()
   /// says now), then `new_blocks` from the queue. The hits leave the queue before the new ones are
@@ -80,6 +93,11 @@ class BlockPool {
   /// O(segments not published before).
   void publish(TableId table, std::int32_t full_blocks);
 
+  /// Gives up the table's blocks beyond the first `keep_blocks`, the last first, exactly as release()
+  /// would, and leaves it open: it may be extended and published again (or allocated, when nothing was
+  /// kept), as if it had never had more. Requires 0 <= keep_blocks <= size(). O(segments given up).
+  void truncate(TableId table, std::int32_t keep_blocks);
+
   /// Gives up the table's blocks, the last first, and closes the handle. Blocks that nobody else owns
   /// join the queue's end and stay cached. O(segments).
   void release(TableId table);
@@ -94,6 +112,7 @@ class BlockPool {
   std::int32_t free_blocks() const { return free_; }      ///< owned by nobody, cached or not
   std::int32_t cached_blocks() const { return cached_; }  ///< with an identity, free or owned
   std::uint64_t evicted_blocks() const { return evicted_; }
+  std::size_t open_tables() const { return tables_.size() - closed_tables_.size(); }
 
   /// Events are kept from now on (or no longer), until the caller clears events(). What happens to one
   /// run in a row, in one direction, is one event.
@@ -171,6 +190,7 @@ class BlockPool {
   // Tables.
   static void advance(Table& table, std::int32_t blocks);
   void append(Table& table, std::int32_t blocks);
+  void give_up(const Table& table, std::size_t keep);
   template <class Visit>
   void for_each_segment(const Piece& piece, Visit visit) const;
   template <class Visit>

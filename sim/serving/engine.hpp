@@ -16,10 +16,17 @@
 //  1. Running sequences are scheduled first, in order of admission; waiting ones first come first
 //     served, behind those that wait for a remote load. A preempted sequence waits at the front.
 //  2. sequence.computed counts tokens whose KV is written once the scheduled steps have run; the block
-//     table covers them. known + pending never exceeds final.
+//     table covers them. known + pending never exceeds final, but by drafts.
 //  3. A *run* is a row of boundaries at which nothing changes but context lengths. Its end times are
 //     computed ahead by the same step clock; boundaries strictly before the first news are applied by
 //     settle(), those from there on are reached through full boundaries. Both give the same state.
+//  4. Speculative decoding (vLLM V1's scheduler): a decode step of a sequence computes its token and k
+//     drafts, in full whatever is left of its output. While a step is in flight all its drafts count as
+//     accepted: the step after it is scheduled, and gets blocks, for the longest outcome. What is rejected
+//     is taken back, of computed and of the shape of that step, when the outcome is known; a sequence that
+//     it ends stays in that step, whose tokens of it are thrown away. known counts tokens that the client
+//     has: KV of a rejected draft is never published. No step leaves all sequences alike, so there are no
+//     runs.
 #pragma once
 
 #include <array>
@@ -30,6 +37,7 @@
 #include "models/step_model.hpp"
 #include "sim/core/histogram.hpp"
 #include "sim/core/time.hpp"
+#include "sim/core/timeline.hpp"
 #include "sim/serving/block_pool.hpp"
 
 namespace pdsim {
@@ -60,39 +68,70 @@ enum class SeqStatus : std::uint8_t {
 struct Sequence {
   std::uint32_t request = 0;
   TableId table = kNoTable;
-  std::int32_t prompt = 0;       ///< tokens in the prompt
-  std::int32_t final = 0;        ///< tokens when this leg is done: the prompt and what it generates here
-  std::int32_t known = 0;        ///< tokens whose value is known: the prompt and those emitted
-  std::int32_t pending = 0;      ///< tokens being sampled by steps in flight
-  std::int32_t computed = 0;     ///< see invariant 2
-  std::int32_t hit_tokens = 0;   ///< found in this engine's prefix cache at first admission
-  std::int32_t load_tokens = 0;  ///< to be read from the other worker; 0 once decided not to
+  std::int32_t prompt = 0;      ///< tokens in the prompt
+  std::int32_t final = 0;       ///< tokens when this leg is done: the prompt and what it generates here
+  std::int32_t known = 0;       ///< tokens whose value is known: the prompt and those emitted
+  std::int32_t pending = 0;     ///< tokens being sampled by steps in flight
+  std::int32_t computed = 0;    ///< see invariant 2
+  std::int32_t drafts = 0;      ///< tokens that its next decode step would verify
+  std::int32_t hit_tokens = 0;  ///< found in this engine's prefix cache at first admission
+  std::int32_t remote_tokens =
+      0;                         ///< leading tokens whose KV lies on another worker, until loaded or declined
+  std::int32_t load_tokens = 0;  ///< of them, those that came or are to come from there
   std::int32_t preemptions = 0;
-  std::int32_t recomputed = 0;  ///< tokens computed again after preemptions
-  std::int32_t lost = 0;        ///< tokens that the last preemption threw away
+  std::int32_t recomputed = 0;     ///< tokens computed again after preemptions
+  std::int32_t lost = 0;           ///< tokens that the last preemption threw away
+  std::int32_t latest_tokens = 0;  ///< of its latest item
+  std::uint32_t latest_step = 0;   ///< number of the step that has it
   SeqStatus status = SeqStatus::waiting;
-  bool remote = false;    ///< its prompt's KV lies on another worker until loaded (or found here)
-  bool silent = false;    ///< its token is not the client's: a prefill leg
-  bool counted = false;   ///< its token gaps are in the statistics
-  bool started = false;   ///< some step has computed it
-  Nanos considered = -1;  ///< when the scheduler first had it in its queue
-  Nanos admitted = -1;    ///< when its blocks were allocated
-  Nanos last_token = -1;  ///< when its latest token left, -1 before the first
+  bool silent = false;       ///< its token is not the client's: a prefill leg
+  bool counted = false;      ///< its token gaps are in the statistics
+  bool started = false;      ///< some step has computed it
+  bool aborted = false;      ///< its request has ended before it
+  Nanos considered = -1;     ///< when the scheduler first had it in its queue
+  Nanos admitted = -1;       ///< when its blocks were allocated
+  Nanos last_token = -1;     ///< when its latest token left, -1 before the first
+  Nanos delayed_since = -1;  ///< pinned blocks alone keep it from being admitted, since then
   Nanos longest_gap = 0;
   std::vector<HashRun> identity;
 };
 
 using Sequences = std::vector<Sequence>;
 
+/// What the engine asks whoever owns it, inside a schedule.
+struct EngineHooks {
+  void* owner = nullptr;
+  /// Whether the head of the queue, of whose remote tokens `have` are here, shall be loaded. Called again
+  /// whenever it is looked at; the last answer counts.
+  bool (*load)(void* owner, SeqId seq, std::int32_t have) = nullptr;
+  /// Lets go of blocks that finished sequences hold, so that at least `blocks` are free. False: it cannot.
+  bool (*reclaim)(void* owner, std::uint32_t engine, std::int32_t blocks) = nullptr;
+  std::uint32_t engine = 0;  ///< what this one is called there
+};
+
+/// Who keeps blocks from the free queue, beside what runs.
+enum class Hold : std::uint8_t { loading, leased, pinned };
+inline constexpr std::size_t kHolds = 3;
+
+/// Speculative decoding, as the scheduler sees it.
+struct Speculation {
+  std::int32_t tokens = 0;     ///< drafted for each decode step (num_speculative_tokens); 0 = none
+  std::int32_t lookahead = 0;  ///< slots allocated beyond a step's own, for the drafter's KV
+  bool drops_last_hit =
+      false;  ///< the last block found in the cache is computed again, for its hidden states
+  std::vector<double> accepted;  ///< [i]: probability that the first i + 1 drafts are accepted; falling
+  std::uint64_t seed = 0;
+};
+
 struct EngineLimits {
   std::int32_t block_size = 16;
   std::int32_t max_num_seqs = 256;
   std::int32_t max_num_batched_tokens = 8192;
-  std::int32_t full_hit_tokens = 16;        ///< a remote sequence that lacks no more is not loaded
-  std::int32_t pd_recompute_threshold = 0;  ///< nor one that lacks fewer than this
   bool chunked_prefill = true;
   bool async = true;
-  bool step_by_step = false;  ///< no runs: every boundary is a full one
+  bool step_by_step = false;               ///< no runs: every boundary is a full one
+  std::int32_t max_model_len = INT32_MAX;  ///< where drafts and their slots end
+  Speculation speculation;
 };
 
 /// One scheduled step.
@@ -100,14 +139,16 @@ struct Step {
   struct Item {
     SeqId seq;
     std::int32_t tokens;
-    bool sampled;  ///< yields a token
+    bool sampled;          ///< yields a token
+    bool drafted = false;  ///< all its tokens but one are drafts: yields one to all of them
     bool operator==(const Item&) const = default;
   };
   std::vector<Item> items;
   StepShape shape;
   std::vector<SeqId> loads;     ///< remote sequences admitted: their transfers start with this step
   std::vector<SeqId> declined;  ///< remote sequences that will compute the rest themselves
-  std::uint32_t number = 0;     ///< in order of scheduling
+  Nanos at_least = 0;        ///< what it takes whatever its own work: data-parallel ranks wait for each other
+  std::uint32_t number = 0;  ///< in order of scheduling
   Nanos scheduled = 0;
 
   bool has_work() const { return !items.empty() || !loads.empty() || !declined.empty(); }
@@ -131,7 +172,7 @@ struct LoggedCacheEvent {
 class Engine {
  public:
   Engine(const EngineLimits& limits, StepClock clock, std::int32_t blocks, bool prefix_caching,
-         bool log_cache);
+         bool log_cache, const EngineHooks& hooks = {});
 
   // ---- sequences
   /// A request has reached this engine. Its identity must not change while it lives.
@@ -145,9 +186,26 @@ class Engine {
   void release(SeqId seq, Sequences& sequences);
   /// Removes a loading sequence that failed; its blocks are given back.
   void abandon(SeqId seq, Sequences& sequences);
+  /// Removes a sequence that waits, runs or has been loaded; its blocks are given back, and what steps
+  /// already scheduled compute of it is thrown away. Its slot may be used again when !references().
+  void abort(SeqId seq, Sequences& sequences);
+  /// Whether a step in flight or scheduled computes it. O(batch).
+  bool references(SeqId seq) const;
+  /// Tokens of a sequence in the current step that are computed when that step has run.
+  std::int32_t computed_after_current(SeqId seq, const Sequences& sequences) const;
+  /// The process is gone and another takes its place, empty: no steps, no queues, no cache. Requires that
+  /// every table has been released.
+  void restart(Nanos now);
+  /// Blocks of finished sequences that are kept for somebody else, more or fewer from now on.
+  void hold(Hold cause, std::int32_t blocks) { held_[static_cast<std::size_t>(cause)] += blocks; }
+  std::int32_t held(Hold cause) const { return held_[static_cast<std::size_t>(cause)]; }
+  /// Gives back the blocks of a held sequence beyond the first `blocks`.
+  void truncate(SeqId seq, std::int32_t blocks, Sequences& sequences);
 
   // ---- boundaries
   bool stepping() const { return in_flight_; }
+  /// Whether begin() will start a step that was scheduled a boundary ago.
+  bool has_next() const { return has_next_; }
   /// Ends the step in flight. Requires stepping() and now == step_end().
   void finish_step(Nanos now, Sequences& sequences, Outcome& outcome, Histogram& gaps);
   /// Picks the step that starts now (scheduled before, or now). False when there is none.
@@ -166,6 +224,9 @@ class Engine {
   /// News at `now`: the first boundary at or after it must be a full one. Returns its time, or kNever
   /// when the next full boundary stays where it is.
   Nanos cut_run(Nanos now);
+  /// The step in flight ends at `end` at the earliest, and a run with it. Returns the time of the next full
+  /// boundary: `now` when one is due, and the step after it is the caller's to see to.
+  Nanos stretch(Nanos now, Nanos end);
   /// Applies the run's boundaries before `now`.
   void settle(Nanos now, Sequences& sequences, Histogram& gaps);
   /// Applies all that is left of the run. Called at the full boundary that ends it.
@@ -175,6 +236,7 @@ class Engine {
   const BlockPool& pool() const { return pool_; }
   BlockPool& pool() { return pool_; }
   const EngineLimits& limits() const { return limits_; }
+  bool speculates() const { return limits_.speculation.tokens > 0; }
   bool has_requests() const { return !waiting_.empty() || !parked_.empty() || !running_.empty(); }
   std::size_t waiting() const { return waiting_.size(); }
   std::size_t parked() const { return parked_.size(); }
@@ -184,21 +246,45 @@ class Engine {
   void forget_log(std::size_t n);
 
   /// Why the first in the queue was not admitted.
-  enum class Wait : std::uint8_t { none, slot, blocks, budget };
+  enum class Wait : std::uint8_t { none, slot, blocks, budget, pins };
+  static constexpr std::size_t kWaits = 5;
+
+  /// Of decode steps that verified drafts, by sequence.
+  struct Drafting {
+    std::int64_t rows = 0;                  ///< such steps
+    std::int64_t drafted = 0;               ///< tokens verified in them
+    std::int64_t accepted = 0;              ///< of them
+    std::int64_t yielded = 0;               ///< tokens that the sequences got, their own ones included
+    std::vector<std::int64_t> by_position;  ///< accepted, by position among the drafts
+    std::vector<std::int64_t> drafted_at;   ///< drafted, likewise
+  };
 
   struct Statistics {
     StepTotals totals;
+    Drafting drafting;
+    std::int64_t rejected_tokens = 0;  ///< computed, but no sequence has them: rejected, or beyond its end
     std::int64_t extrapolated_steps = 0;
-    Nanos busy = 0;                ///< time in steps that compute tokens, and posting
-    Nanos posting = 0;             ///< of it, time that the forward thread spent posting
-    std::array<Nanos, 4> waits{};  ///< by Wait: request-time in the queue
+    Nanos busy = 0;     ///< time in steps that compute tokens, and posting
+    Nanos posting = 0;  ///< of it, time that the forward thread spent posting
+    std::array<Nanos, kWaits>
+        waits{};  ///< by Wait: request-time in the queue; pins = blocks that only pins hold
     std::int64_t preemptions = 0;
-    double used_block_ns = 0;  ///< integral of blocks in use over time
+    std::int64_t found_later =
+        0;  ///< tokens in the cache, beyond what they had computed, when preempted ones came back
+    double used_block_ns = 0;     ///< integral of blocks in use over time
+    std::int64_t pin_delays = 0;  ///< admissions that only pinned blocks held up
+    Nanos pin_delay = 0;          ///< for how long, all together
     std::int32_t max_used_blocks = 0;
     Nanos since = 0;  ///< integral is up to here
   };
   const Statistics& statistics() const { return statistics_; }
-  /// Brings the integral of blocks in use up to `now`.
+  /// Blocks over time: those in use beside the others, and by Hold. Exact once account_blocks(end) was
+  /// called.
+  const Timeline& timeline() const { return timeline_; }
+  /// Of `busy`, what lies after `now`: the rest of the step in flight, its posting included. Requires
+  /// settle(now).
+  Nanos busy_after(Nanos now) const;
+  /// Brings the integrals of blocks in use, and of waits, up to `now`: before any change of hold().
   void account_blocks(Nanos now);
 
  private:
@@ -208,10 +294,13 @@ class Engine {
   bool schedule_parked(Step& step, std::int32_t& budget, Sequences& sequences);
   void schedule_waiting(Nanos now, Step& step, std::int32_t& budget, Sequences& sequences);
   bool grow(Sequence& sequence, std::int32_t tokens, bool& grew);
-  void add_item(Step& step, SeqId id, std::int32_t tokens, bool grew, Sequence& sequence);
+  void add_item(Step& step, SeqId id, std::int32_t tokens, bool grew, Sequence& sequence,
+                std::int32_t drafts = 0);
+  std::int32_t verify(const Step::Item& item, Sequence& sequence);
   bool steady(Nanos now, const Sequences& sequences) const;
   void preempt_last(Sequences& sequences);
   void count_step(const StepShape& shape, const StepTime& time);
+  void account_waits(Nanos now);
   void apply_boundary(std::int32_t index, Sequences& sequences, Histogram& gaps);
   void log_events(std::uint32_t step);
   void publish_events(std::uint32_t step, Nanos now);
@@ -219,9 +308,13 @@ class Engine {
     return (tokens + limits_.block_size - 1) / limits_.block_size;
   }
 
+  bool allocate(Nanos now, Sequence& s, std::int32_t hits, std::int32_t covered);
+
   EngineLimits limits_;
   StepClock clock_;
   BlockPool pool_;
+  EngineHooks hooks_;
+  std::array<std::int32_t, kHolds> held_{};  ///< blocks, counted once for each that holds them
 
   std::vector<SeqId> running_;
   std::vector<SeqId> parked_;  ///< loading or loaded, in order of admission (vLLM: skipped_waiting)
@@ -233,6 +326,7 @@ class Engine {
   bool in_flight_ = false;
   bool has_next_ = false;  ///< steps_[1 - current_] is scheduled
   Nanos step_end_ = 0;
+  Nanos work_end_ = 0;  ///< of the step in flight: an empty one works as long as it posts
 
   // A run: plain boundaries 1..planned at ends[0..], then a full one at ends[planned].
   struct Run {
@@ -253,12 +347,13 @@ class Engine {
   std::vector<LoggedCacheEvent> log_;
   std::size_t published_ = 0;  ///< entries of log_ that have their time
   std::uint32_t step_number_ = 0;
-  Wait wait_ = Wait::none;  ///< of the queue since the last schedule
-  std::size_t wait_length_ = 0;
+  Wait wait_ = Wait::none;       ///< of the queue since the last schedule
+  std::size_t wait_length_ = 0;  ///< the waiting, and those whose KV is here
   Nanos wait_since_ = 0;
   bool stuck_ = false;  ///< whatever waits cannot be scheduled until something is freed or heard
   bool log_cache_;
   Statistics statistics_;
+  Timeline timeline_{1 + kHolds};
   __int128 used_block_ns_ = 0;  ///< exact, so that it does not depend on how often it was brought up to date
 };
 

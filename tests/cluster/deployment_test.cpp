@@ -131,14 +131,19 @@ TEST(Deployment, WhatCannotWorkIsRefused) {
 // What this version does not simulate is refused, never ignored.
 TEST(Deployment, WhatIsNotSimulatedIsRefused) {
   const std::string d = kDisaggregated;
-  expect_refused(d, {"transfer.mode=push"}, {"/transfer/mode"});
-  expect_refused(d, {"transfer.bidirectional=true"}, {"/transfer/bidirectional"});
   expect_refused(d, {"router.max_retries=1"}, {"/router/max_retries"});
-  expect_refused(d, {"workload.sessions=closed"}, {"/workload/sessions"});
-  expect_refused(d, {"workload.client_timeout_s=5"}, {"/workload/client_timeout_s"});
-  expect_refused(d, {R"(faults=[{"at_s":1,"kind":"worker_crash","target":"decode-0"}])"}, {"/faults"});
-  expect_refused(d, {R"(transfer={"pairs":[{"from":"prefill","to":"decode"}]})"}, {"/transfer/pairs"});
+  expect_refused(d, {"transfer.num_threads=8"}, {"/transfer/num_threads"});
   expect_refused(d, {"transfer.seed_first_token=true"}, {"/transfer"});
+  expect_refused(d, {R"(transfer={"pairs":[{"from":"prefill","to":"decode","fast_kv_notify":true}]})"},
+                 {"/transfer/pairs/0"});
+  expect_refused(d, {R"(faults=[{"at_s":1,"kind":"link_down"}])"}, {"/faults/0/kind"});
+}
+
+// One region of all layers is one piece of memory only where both sides cut their heads alike.
+TEST(Deployment, CrossLayerBlocksNeedEqualTensorParallelism) {
+  const Sets unequal = {"transfer.enable_cross_layers_blocks=true", "model=qwen3-32b",
+                        "pools.prefill.tensor_parallel=2", "pools.decode.tensor_parallel=4"};
+  expect_refused(kDisaggregated, unequal, {"/transfer/enable_cross_layers_blocks"});
 }
 
 }  // namespace

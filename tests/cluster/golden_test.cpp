@@ -39,24 +39,24 @@ void expect_golden(const std::string& name, const Outcomes& o) {
 
 // Two prefill and two decode workers, tied arrivals, pulls, hits on both sides.
 TEST(Golden, Disaggregated) {
-  expect_golden("disaggregated", run_text(kDisaggregated, small_trace(40, 10, 3 * kSecond)));
+  expect_golden("disaggregated", run_shipped(kDisaggregated, small_trace(40, 10, 3 * kSecond)));
 }
 
 // Three workers whose pools are too small: preemptions and evictions.
 TEST(Golden, ColocatedUnderPressure) {
   Trace trace = small_trace(40, 40, kMillisecond);
   for (Request& request : trace.requests) request.output_tokens *= 4;
-  const Outcomes o = run_text(kColocated, trace, {"pools.worker.engine.num_gpu_blocks_override=450"});
+  const Outcomes o = run_shipped(kColocated, trace, {"pools.worker.engine.num_gpu_blocks_override=450"});
   EXPECT_GT(o.summary["cache"]["preemptions"].get<int>(), 0);
   expect_golden("colocated", o);
 }
 
 // A large MLA model on eight GPUs a side: latents, sparse attention, experts, all-reduce, many regions.
 TEST(Golden, Glm5OnTwoNodes) {
-  expect_golden("glm-5", run_text(kDisaggregated, small_trace(30, 2, kMillisecond),
-                                  {"model=glm-5-fp8", "weights_dtype=fp8_block", "pools.prefill.replicas=1",
-                                   "pools.decode.replicas=1", "pools.prefill.tensor_parallel=8",
-                                   "pools.decode.tensor_parallel=8"}));
+  expect_golden("glm-5", run_shipped(kDisaggregated, small_trace(30, 2, kMillisecond),
+                                     {"model=glm-5-fp8", "weights_dtype=fp8_block",
+                                      "pools.prefill.replicas=1", "pools.decode.replicas=1",
+                                      "pools.prefill.tensor_parallel=8", "pools.decode.tensor_parallel=8"}));
 }
 
 }  // namespace

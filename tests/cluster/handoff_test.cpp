@@ -7,21 +7,10 @@
 namespace pdsim {
 namespace {
 
-Nanos stage(const RequestRecord& r, Stage s) {
-  return r.stages[static_cast<std::size_t>(s)];
-}
-
 Nanos total(const RunResult& run, Stage s) {
   Nanos sum = 0;
   for (const RequestRecord& r : run.requests) sum += stage(r, s);
   return sum;
-}
-
-const Sets kOneEach = {"pools.prefill.replicas=1", "pools.decode.replicas=1"};
-
-Sets with(Sets sets, const Sets& more) {
-  sets.insert(sets.end(), more.begin(), more.end());
-  return sets;
 }
 
 /// `n` requests, `gap` apart.
@@ -31,13 +20,19 @@ Trace stream(int n, Nanos gap, std::int32_t prompt, std::int32_t output) {
   return made_trace(std::move(requests));
 }
 
+Sets step_by_step(const std::string& scenario) {
+  if (scenario == kColocated) return {"pools.worker.engine.step_by_step=true"};
+  return {"pools.prefill.engine.step_by_step=true", "pools.decode.engine.step_by_step=true"};
+}
+
 // Decode holds two prompts at a time: requests wait for its blocks (decode_admission), prefill's blocks
 // stay leased meanwhile and run out too, so that prefill itself waits. Nothing is lost and nothing expires:
 // heartbeats renew the leases of those who wait.
 TEST(BackPressure, AFullDecodeSideSlowsPrefillAndLosesNothing) {
   const Trace trace = stream(60, 20 * kMillisecond, 1500, 200);
-  const Sets tight = with(kOneEach, {"pools.decode.engine.num_gpu_blocks_override=240",
-                                     "pools.prefill.engine.num_gpu_blocks_override=400"});
+  const Sets warm = with(kOneEach, {"transfer.warm_start=true"});
+  const Sets tight = with(warm, {"pools.decode.engine.num_gpu_blocks_override=240",
+                                 "pools.prefill.engine.num_gpu_blocks_override=400"});
   const Outcomes o = run_text(kDisaggregated, trace, tight);
   expect_conserved(o, trace);
   EXPECT_EQ(count(o.run, RequestStatus::completed), trace.requests.size());
@@ -47,7 +42,7 @@ TEST(BackPressure, AFullDecodeSideSlowsPrefillAndLosesNothing) {
   EXPECT_GT(o.run.workers[0].kv_usage_max, 0.9);
   EXPECT_EQ(o.summary["bound_by"]["code"].get<std::string>().empty(), false);
 
-  const Outcomes roomy = run_text(kDisaggregated, trace, kOneEach);
+  const Outcomes roomy = run_text(kDisaggregated, trace, warm);
   EXPECT_EQ(total(roomy.run, Stage::decode_admission), 0);
   EXPECT_LT(roomy.run.end, o.run.end);
   EXPECT_LT(roomy.run.transfers.prefill_byte_seconds, o.run.transfers.prefill_byte_seconds / 5);
@@ -172,14 +167,15 @@ TEST(DecodeHits, OnlyTheRestIsMoved) {
   EXPECT_EQ(strict.run.requests[2].transferred_tokens, 16);
 }
 
-// A lease that runs out before decode has read: fail or recompute, as the policy says. The handshake of
-// 50 ms is longer than the lease of 20; with heartbeats it would be renewed, but the first one to an unknown
-// engine is the handshake. Prefill notices at the next request's steps.
+// A lease that runs out before decode has read: fail or recompute, as the policy says. First contact, 50 ms
+// here, is longer than the lease of 20; with heartbeats it would be renewed, but the first one to an unknown
+// engine is that contact. Prefill notices at the next request's steps.
 TEST(Lease, ExpiresByPolicy) {
   std::vector<Request> requests;
   for (int i = 0; i < 20; ++i) requests.push_back(request_at(i * 15 * kMillisecond, 1000, 4));
   const Trace trace = made_trace(requests);
-  const Sets lease = with(kOneEach, {"transfer.kv_lease_duration_s=0.02"});
+  const Sets lease = with(kOneEach, {"transfer.kv_lease_duration_s=0.02", "transfer.handshake_ms=50",
+                                     "transfer.prep_us_per_descriptor=0"});
   const Outcomes fail = run_text(kDisaggregated, trace, lease);
   expect_conserved(fail, trace);
   const RequestRecord& r = fail.run.requests[0];
@@ -230,6 +226,27 @@ TEST(Lease, ABlockedPrefillFreesWhatHasExpired) {
   // The second's own lease runs out as well, but then prefill sleeps, and nobody frees its blocks.
   EXPECT_EQ(o.run.transfers.failed, 1);
   EXPECT_EQ(second.recomputed_tokens, 1);
+}
+
+// A thread posts to four prefill ranks, one after the other, for some 200 ms (blocks of one token). The lease
+// runs out meanwhile, so that the later parts have nothing to read: the load has failed when the last of them
+// should start, before the thread would have been done. Decode computes the prompt long before that.
+TEST(Lease, RunsOutWhileAThreadStillPosts) {
+  std::vector<Request> requests = {request_at(0, 200, 4)};
+  for (int i = 1; i < 30; ++i) requests.push_back(request_at(i * 10 * kMillisecond, 100, 0));
+  const Trace trace = made_trace(requests);
+  const Outcomes o = run_text(
+      kDisaggregated, trace,
+      with(kOneEach, {"pools.prefill.tensor_parallel=4", "pools.prefill.engine.block_size=1",
+                      "pools.decode.engine.block_size=1", "transfer.warm_start=true",
+                      "transfer.background_receiver=true", "transfer.heartbeat_interval_s=1000",
+                      "transfer.kv_lease_duration_s=0.03", "transfer.kv_load_failure_policy=recompute"}));
+  expect_conserved(o, trace);
+  const RequestRecord& r = o.run.requests[0];
+  EXPECT_EQ(r.status, RequestStatus::completed);
+  EXPECT_EQ(o.run.transfers.failed, 1);
+  EXPECT_EQ(r.recomputed_tokens, 200);
+  EXPECT_LT(r.first_token, 224 * kMillisecond);
 }
 
 // A queue at decode much longer than the lease: heartbeats (every sixth of it, each worth two thirds of it
@@ -328,15 +345,87 @@ TEST(ClosedLoop, KeepsItsConcurrency) {
   const std::string workload = R"({"trace": "made by the test", "format": "mooncake"})";
   text.replace(text.find(workload), workload.size(),
                R"({"synthetic": {"requests": 40, "concurrency": 4, "isl": 300, "osl": 10}})");
-  const Outcomes o = run_text(text, trace);
+  const Outcomes o = run_shipped(text, trace);
   expect_conserved(o, trace);
   for (std::size_t i = 0; i < 40; ++i) {
-    EXPECT_EQ(o.run.requests[i].concurrency, static_cast<std::int32_t>(std::min<std::size_t>(i, 3))) << i;
+    // In flight, or about to be sent at the same instant: where two requests end at once, two follow at once.
+    const auto together = [&](const RequestRecord& r) {
+      return r.arrival == o.run.requests[i].arrival && &r > &o.run.requests[i];
+    };
+    EXPECT_EQ(o.run.requests[i].concurrency + std::ranges::count_if(o.run.requests, together), 3) << i;
     if (i >= 4) {
       EXPECT_TRUE(std::ranges::any_of(o.run.requests, [&](const RequestRecord& r) {
         return r.end + 1 == o.run.requests[i].arrival;
       })) << i;
     }
+  }
+}
+
+// The same over a trace: its arrivals do not matter, its order does, and what a synthetic workload of these
+// requests would do is what happens. Little's law over the whole run, to the nanosecond: N in flight from the
+// first arrival until nothing is left to send, and a nanosecond between an end and the next arrival.
+TEST(ClosedLoop, ReplaysATraceInItsOrder) {
+  constexpr std::int64_t kInFlight = 6;
+  std::vector<Request> requests, at_zero;
+  for (int i = 0; i < 300; ++i) {
+    requests.push_back(request_at(i * 7 * kSecond, 300 + 20 * (i % 7), 10 + i % 11));
+    at_zero.push_back(request_at(0, requests.back().prompt_tokens, requests.back().output_tokens));
+  }
+  const Trace trace = made_trace(requests);
+  for (const std::string& scenario : {kColocated, kDisaggregated}) {
+    const Outcomes o = run_text(scenario, trace, {"workload.concurrency=6"});
+    expect_conserved(o, trace);
+    std::int64_t in_flight_time = 0;
+    Nanos last_sent = 0;
+    for (const RequestRecord& r : o.run.requests) last_sent = std::max(last_sent, r.arrival);
+    for (std::size_t i = 0; i < o.run.requests.size(); ++i) {
+      const RequestRecord& r = o.run.requests[i];
+      EXPECT_LT(r.concurrency, kInFlight);
+      if (i > 0) {
+        EXPECT_GE(r.arrival, o.run.requests[i - 1].arrival) << i;
+      }
+      in_flight_time += std::min(r.end, last_sent) - std::min(r.arrival, last_sent);
+    }
+    const std::int64_t gaps = 300 - kInFlight;  // a slot is empty for 1 ns after each end that brings one
+    EXPECT_EQ(in_flight_time, kInFlight * last_sent - gaps);
+
+    std::string text = scenario;
+    const std::string workload = R"({"trace": "made by the test", "format": "mooncake"})";
+    text.replace(text.find(workload), workload.size(),
+                 R"({"synthetic": {"requests": 300, "concurrency": 6, "isl": 300, "osl": 10}})");
+    EXPECT_EQ(run_text(text, made_trace(at_zero)).csv, o.csv);
+    EXPECT_EQ(
+        first_difference(
+            run_text(scenario, trace, with({"workload.concurrency=6"}, step_by_step(scenario))).csv, o.csv),
+        "");
+  }
+}
+
+// A client's limit: as one server with that many places in front of the cluster, first come, first served. A
+// request is sent when it arrives or, where all places are taken, a nanosecond after one of them is free, and
+// its clocks start then. Without queueing at the client nothing changes.
+TEST(ClosedLoop, ALimitHoldsBackWhatIsBeyondIt) {
+  const Trace trace = stream(60, 20 * kMillisecond, 3000, 40);
+  for (const std::string& scenario : {kColocated, kDisaggregated}) {
+    const Outcomes free = run_text(scenario, trace);
+    EXPECT_EQ(run_text(scenario, trace, {"workload.max_concurrency=60"}).csv, free.csv);
+    const Outcomes o = run_text(scenario, trace, {"workload.max_concurrency=3"});
+    expect_conserved(o, trace);
+    std::size_t held = 0;
+    for (std::size_t i = 0; i < o.run.requests.size(); ++i) {
+      const RequestRecord& r = o.run.requests[i];
+      const Nanos due = trace.requests[i].arrival - trace.requests[0].arrival;
+      std::vector<Nanos> ends;  // of those sent before
+      for (std::size_t k = 0; k < i; ++k) ends.push_back(o.run.requests[k].end);
+      std::ranges::sort(ends, std::greater<>());
+      const Nanos place = ends.size() < 3 ? 0 : ends[2] + 1;
+      EXPECT_EQ(r.arrival, std::max(due, place)) << i;
+      held += place > due;
+    }
+    EXPECT_GT(held, 10u);
+    EXPECT_LT(held, 60u);
+    EXPECT_EQ(run_text(scenario, trace, with({"workload.max_concurrency=3"}, step_by_step(scenario))).csv,
+              o.csv);
   }
 }
 

@@ -2,56 +2,10 @@
 // model, the network's efficiency and the scenario's constants, to the nanosecond.
 #include <gtest/gtest.h>
 
-#include "sim/network/network.hpp"
-#include "sim/transfer/pull.hpp"
 #include "tests/cluster/run.hpp"
 
 namespace pdsim {
 namespace {
-
-Nanos stage(const RequestRecord& r, Stage s) {
-  return r.stages[static_cast<std::size_t>(s)];
-}
-
-StepShape prefill_shape(std::int64_t p, std::int64_t n, bool last) {
-  StepShape s;
-  s.prefill_requests = 1;
-  s.prefill_tokens = static_cast<std::int32_t>(n);
-  s.prefill_pairs = n * p + n * (n + 1) / 2;
-  s.prefill_context = p + n;
-  s.sampled_requests = last ? 1 : 0;
-  return s;
-}
-
-StepShape decode_shape(std::int64_t context) {
-  StepShape s;
-  s.decode_requests = s.sampled_requests = 1;
-  s.decode_context = context;
-  return s;
-}
-
-Nanos prefill_time(const PoolPlan& pool, std::int32_t prompt) {
-  Nanos sum = 0;
-  for (std::int32_t p = 0; p < prompt; p += pool.engine.max_num_batched_tokens) {
-    const std::int32_t n = std::min(prompt - p, pool.engine.max_num_batched_tokens);
-    sum += pool.step_model->time(prefill_shape(p, n, p + n == prompt)).ns;
-  }
-  return sum;
-}
-
-/// Steps that yield tokens `first` to `last` (from 1): the t-th reads the prompt and the t - 1 before it.
-Nanos decode_time(const PoolPlan& pool, std::int32_t prompt, std::int32_t first, std::int32_t last) {
-  Nanos sum = 0;
-  for (std::int32_t t = first; t <= last; ++t) {
-    sum += pool.step_model->time(decode_shape(prompt + t - 1)).ns;
-  }
-  return sum;
-}
-
-/// The first multiple of `step` after `origin` that is not before `time`, one step on at least.
-Nanos on_grid(Nanos origin, Nanos step, Nanos time) {
-  return origin + std::max<Nanos>(1, (time - origin + step - 1) / step) * step;
-}
 
 TEST(Timeline, OneRequestColocated) {
   for (const char* async : {"true", "false"}) {
@@ -74,6 +28,54 @@ TEST(Timeline, OneRequestColocated) {
     EXPECT_EQ(o.summary["events"], 2 + 9);  // it arrives, it is delivered, and steps
     expect_conserved(o, trace);
   }
+}
+
+// The engine's front end: what it takes for a request of n prompt tokens.
+Nanos front_end(const PoolPlan& pool, std::int32_t n) {
+  const Overheads& o = pool.step_model->overheads();
+  return ceil_ns(o.front_end + o.front_end_token * n);
+}
+
+// One process: of requests that come together each waits for those before it, and one that comes later for
+// itself alone. All of that is the router's stage.
+TEST(FrontEnd, TakesRequestsInTurn) {
+  const std::vector<std::int32_t> prompts = {1000, 4000, 500};
+  std::vector<Request> requests;
+  for (const std::int32_t prompt : prompts) requests.push_back(request_at(kMillisecond, prompt, 3));
+  requests.push_back(request_at(10 * kSecond, 700, 3));
+  const Trace trace = made_trace(requests);
+  const Outcomes o = run_shipped(kColocated, trace, {"pools.worker.replicas=1"});
+  const PoolPlan& pool = o.deployment.pools[0];
+  const Nanos hop = o.loaded.scenario.router.hop;
+  ASSERT_GT(front_end(pool, 1000), kMillisecond);
+  ASSERT_GT(front_end(pool, 4000), front_end(pool, 1000));
+  Nanos taken = 0;
+  for (std::size_t i = 0; i < prompts.size(); ++i) {
+    taken += front_end(pool, prompts[i]);
+    EXPECT_EQ(stage(o.run.requests[i], Stage::router), hop + taken) << i;
+  }
+  const RequestRecord& last = o.run.requests[3];
+  EXPECT_EQ(stage(last, Stage::router), hop + front_end(pool, 700));
+  EXPECT_EQ(last.first_token, last.arrival + hop + front_end(pool, 700) + prefill_time(pool, 700));
+  expect_conserved(o, trace);
+
+  // Each engine has its own: three workers take three requests at once.
+  const Outcomes apart = run_shipped(kColocated, trace, {"router.policy=round_robin"});
+  for (std::size_t i = 0; i < prompts.size(); ++i) {
+    EXPECT_EQ(stage(apart.run.requests[i], Stage::router), hop + front_end(pool, prompts[i])) << i;
+  }
+}
+
+// Handed over by pull, a request goes through decode's front end too.
+TEST(FrontEnd, IsPassedAgainAtDecode) {
+  const Trace trace = made_trace({request_at(0, 3000, 5)});
+  const Outcomes o = run_shipped(kDisaggregated, trace, kOneEach);
+  const RequestRecord& r = o.run.requests[0];
+  const Nanos through = o.loaded.scenario.router.hop + front_end(o.deployment.pools[0], 3000);
+  EXPECT_EQ(stage(r, Stage::router), through);
+  EXPECT_EQ(stage(r, Stage::prefill), prefill_time(o.deployment.pools[0], 3000));
+  EXPECT_EQ(stage(r, Stage::handoff_dispatch), through);
+  expect_conserved(o, trace);
 }
 
 // The next request's chunk after a cached prefix costs a chunk after a prefix, not a whole prompt.
@@ -101,35 +103,42 @@ void PrintTo(const Case& c, std::ostream* out) {
   *out << c.model;
 }
 
-class Handover : public testing::TestWithParam<Case> {};
+Outcomes run_case(const Case& c, const Trace& trace, const Sets& more) {
+  const std::string async = c.async;
+  return run_text(kDisaggregated, trace,
+                  with(with(kOneEach, {std::string("model=") + c.model,
+                                       "pools.prefill.tensor_parallel=" + std::to_string(c.prefill_tp),
+                                       "pools.decode.tensor_parallel=" + std::to_string(c.decode_tp),
+                                       "pools.prefill.engine.async_scheduling=" + async,
+                                       "pools.decode.engine.async_scheduling=" + async}),
+                       more));
+}
 
 // kv-transfer facts 1.1, in time:
 //   arrival --hop--> prefill's steps --hop--> decode engine, asleep: its step starts at once
-//   that step only posts; with no contact yet a handshake of 50 ms for each source rank comes first
+//   that step only posts; with no contact yet one comes first: for each source rank a handshake, and
+//   0.225 us for each region and block of its pool
 //   empty steps of idle_step until something is seen; posting is on the forward thread
 //   the wire runs from the first descriptor on, its latency is a round trip (a READ is asked for)
 //   the first boundary after the last byte has landed sees it; the step that starts there recomputes the
 //   last prompt token and yields token 1; then one step a token.
+// With background_receiver the posting is a thread's: it begins at once (or when contact is made), takes
+// thread_contention times as long, and no step waits for it.
+class Handover : public testing::TestWithParam<std::tuple<Case, bool>> {};
+
 TEST_P(Handover, OneRequestAloneToTheNanosecond) {
-  const Case& c = GetParam();
+  const auto& [c, background] = GetParam();
   const std::int32_t prompt = 1000, output = 6;
   std::vector<Request> requests = {request_at(0, prompt, output)};
   if (c.second_contact) requests.push_back(request_at(60 * kSecond, prompt, output));
   const Trace trace = made_trace(requests);
-  const std::string async = c.async;
-  const Outcomes o = run_text(
-      kDisaggregated, trace,
-      {std::string("model=") + c.model, "pools.prefill.replicas=1", "pools.decode.replicas=1",
-       "pools.prefill.tensor_parallel=" + std::to_string(c.prefill_tp),
-       "pools.decode.tensor_parallel=" + std::to_string(c.decode_tp),
-       "pools.prefill.engine.async_scheduling=" + async, "pools.decode.engine.async_scheduling=" + async});
+  const Outcomes o =
+      run_case(c, trace, {std::string("transfer.background_receiver=") + (background ? "true" : "false")});
   expect_conserved(o, trace);
   const Scenario& s = o.loaded.scenario;
   const PoolPlan &prefill = o.deployment.pools[0], &decode = o.deployment.pools[1];
   const RequestRecord& r = o.run.requests.back();
-  const ModelSpec& model = o.deployment.model;
-  const PullLayout layout = pull_layout(model.latent > 0 ? 0 : model.kv_heads, c.prefill_tp, c.decode_tp,
-                                        decode.footprint.kv_regions, decode.footprint.kv_bytes_per_token);
+  const Layout layout = layout_of(o, 0, 1);
   const Nanos hop = s.router.hop, idle = decode.engine.idle_step;
 
   // Up to the decode scheduler.
@@ -141,94 +150,84 @@ TEST_P(Handover, OneRequestAloneToTheNanosecond) {
   EXPECT_EQ(stage(r, Stage::handoff_dispatch), hop);
   EXPECT_EQ(stage(r, Stage::decode_admission), 0);
 
-  // Handshake and posting. Fresh pools: whole prompts in one run of blocks.
+  // Contact and posting.
   Nanos posts = scheduled;
   if (!c.second_contact) {
-    posts = on_grid(scheduled + idle, idle, scheduled + layout.sources * s.transfer.handshake);
+    posts += foretell_contact(o, layout.sources, layout.regions, 0, false);
+    if (!background) posts = on_grid(scheduled + idle, idle, posts);
   }
-  const std::int32_t blocks = (prompt + 15) / 16;
-  const std::int64_t n = descriptors(layout, 1, blocks);
-  const Nanos posting = posting_time(layout, s.transfer.post_fixed, s.transfer.post_per_descriptor, n);
-  EXPECT_EQ(r.descriptors, n * c.decode_tp);
-  EXPECT_EQ(stage(r, Stage::transfer_post), posts + posting - scheduled);
-
-  // The wire: every rank's parts as flows of their own, on a network of their own.
-  Network network(o.deployment.topology);
-  const double rank_bytes = blocks * 16 * layout.bytes_per_token;
-  const double descriptor_bytes = rank_bytes / static_cast<double>(n);
-  const std::vector<GpuId>& from = o.deployment.workers[0].gpus;
-  const std::vector<GpuId>& to = o.deployment.workers[1].gpus;
-  std::vector<Completion> done;
-  Nanos end = 0;
-  std::uint64_t tag = 0;
-  const auto drain_until = [&](Nanos until) {
-    for (;;) {
-      const Nanos next = network.next_completion(end);
-      if (next > until) return;
-      end = next;
-      network.complete(next, done);
-    }
-  };
-  for (std::int32_t source = 0; source < layout.sources; ++source) {
-    const Nanos start = posts + source * (posting / layout.sources) + s.transfer.post_fixed;
-    if (source > 0) drain_until(start);
-    for (std::int32_t rank = 0; rank < layout.ranks; ++rank) {
-      FlowRequest flow;
-      flow.source = from[static_cast<std::size_t>(source_rank(layout, c.prefill_tp, rank, source))];
-      flow.destination = to[static_cast<std::size_t>(rank)];
-      flow.bytes = static_cast<Bytes>(rank_bytes / layout.sources);
-      flow.op = Op::read;
-      flow.operation_bytes =
-          wire_operation_bytes(static_cast<Bytes>(descriptor_bytes),
-                               o.deployment.topology.rails[static_cast<std::size_t>(flow.destination)]);
-      flow.rate_cap = descriptor_bytes / static_cast<double>(s.transfer.post_per_descriptor);
-      flow.tag = tag++;
-      network.start(start, flow);
-    }
-    end = start;
+  Foretold read;
+  read.op = Op::read;
+  read.blocks = (prompt + 15) / 16;
+  read.begin = posts;
+  if (background) {
+    EXPECT_EQ(s.transfer.thread_contention, 1.8);
+    read.contention = 1.8;
   }
-  drain_until(kNever - 1);
-  const Nanos latency = 2 * route(o.deployment.topology, from[0], to[0]).latency;
-  const Nanos landed = std::max(end + latency, posts + posting);
-  EXPECT_EQ(stage(r, Stage::transfer_wire), landed - posts - posting);
-  EXPECT_EQ(r.transfer_bytes,
-            static_cast<Bytes>(rank_bytes / layout.sources) * layout.sources * layout.ranks);
+  read = foretell(o, read);
+  EXPECT_EQ(r.descriptors, read.all_descriptors());
+  EXPECT_EQ(r.transfer_bytes, read.bytes());
+  EXPECT_EQ(stage(r, Stage::transfer_post), read.post_end() - scheduled);
+  const Nanos landed = foretell_landing(o, {read});
+  EXPECT_EQ(stage(r, Stage::transfer_wire), landed - read.post_end());
 
   // Seen at the first boundary from then on: the posting step ends after an empty forward, others follow.
-  const Nanos first_end = posts + posting + idle;
+  const Nanos first_end = background ? scheduled + idle : read.post_end() + idle;
   const Nanos seen = landed <= first_end ? first_end : on_grid(first_end, idle, landed);
   EXPECT_EQ(stage(r, Stage::transfer_poll), seen - landed);
   EXPECT_EQ(stage(r, Stage::first_token), decode_time(decode, prompt, 1, 1));
   EXPECT_EQ(r.first_token, seen + decode_time(decode, prompt, 1, 1));
   EXPECT_EQ(stage(r, Stage::decode), decode_time(decode, prompt, 2, output));
   EXPECT_EQ(r.end, r.first_token + decode_time(decode, prompt, 2, output));
+  EXPECT_EQ(o.run.workers[1].posting > 0, !background);
 
   // Memory: decode holds the whole prompt's blocks from scheduling on; prefill until its engine, asleep
   // since, would see the notification: here to the end of the run, and reported as such.
   if (c.second_contact) return;
   const auto held = [&](const PoolPlan& pool, int tp, Nanos from_when, Nanos until) {
-    return blocks * pool.kv_bytes_per_block * tp * to_seconds(until - from_when);
+    return read.blocks * pool.kv_bytes_per_block * tp * to_seconds(until - from_when);
   };
   const TransferTotals& t = o.run.transfers;
   EXPECT_DOUBLE_EQ(t.decode_byte_seconds, held(decode, c.decode_tp, scheduled, seen));
   EXPECT_DOUBLE_EQ(t.prefill_byte_seconds, held(prefill, c.prefill_tp, prefilled, r.end));
   EXPECT_EQ(t.leases_outstanding, 1);
+  EXPECT_EQ(t.handshakes, 1);
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Pull, Handover,
-    testing::Values(Case{"llama-3.1-8b", 1, 1, false, "true"}, Case{"llama-3.1-8b", 1, 1, false, "false"},
-                    Case{"llama-3.1-8b", 1, 1, true, "true"}, Case{"qwen3-32b", 4, 4, false, "true"},
-                    Case{"qwen3-32b", 4, 4, true, "false"}, Case{"qwen3-32b", 8, 4, true, "true"},
-                    Case{"qwen3-32b", 2, 8, true, "true"}, Case{"qwen3-32b", 8, 2, false, "true"},
-                    Case{"glm-5-fp8", 8, 8, true, "true"}),
-    [](const testing::TestParamInfo<Case>& info) {
-      std::string name = info.param.model;
-      for (char& ch : name) ch = ch == '-' || ch == '.' ? '_' : ch;
-      return name + "_tp" + std::to_string(info.param.prefill_tp) + "_to_tp" +
-             std::to_string(info.param.decode_tp) + (info.param.second_contact ? "_again" : "_first") +
-             (info.param.async[0] == 't' ? "_async" : "_sync");
-    });
+// By hand, where heads are the same on both sides and nothing is in the way: 63 blocks of 16 tokens of
+// Llama-3.1-8B (32 layers x 2 x 8 heads x 128 x 2 bytes = 131,072 bytes a token) are one run, so 64
+// descriptors, and 71 us + 64 x 2.43 us of posting. A descriptor is 2,064,384 bytes, half of it on each of a
+// GPU's two rails: at 1,032,192 bytes a READ of p5en runs at just below 303.78 of 400 GB/s, 1/8 of it a GPU.
+TEST(Timeline, OnePullByHand) {
+  const Trace trace = made_trace({request_at(0, 1000, 2)});
+  const Outcomes o = run_text(kDisaggregated, trace, with(kOneEach, {"transfer.warm_start=true"}));
+  const RequestRecord& r = o.run.requests[0];
+  EXPECT_EQ(r.transfer_bytes, 63 * 16 * 131'072);
+  EXPECT_EQ(r.descriptors, 64);
+  EXPECT_EQ(stage(r, Stage::transfer_post), 71'000 + 64 * 2'430);
+  const double wire = 63 * 16 * 131'072 / (303.78 / 8) + 71'000 + 2 * 17'300 - (71'000 + 64 * 2'430);
+  EXPECT_NEAR(static_cast<double>(stage(r, Stage::transfer_wire)), wire, 0.001 * wire);
+}
+
+const Case kPulls[] = {
+    {"llama-3.1-8b", 1, 1, false, "true"}, {"llama-3.1-8b", 1, 1, false, "false"},
+    {"llama-3.1-8b", 1, 1, true, "true"},  {"qwen3-32b", 4, 4, false, "true"},
+    {"qwen3-32b", 4, 4, true, "false"},    {"qwen3-32b", 8, 4, true, "true"},
+    {"qwen3-32b", 2, 8, true, "true"},     {"qwen3-32b", 8, 2, false, "true"},
+    {"glm-5-fp8", 8, 8, true, "true"},
+};
+
+std::string case_name(const testing::TestParamInfo<std::tuple<Case, bool>>& info) {
+  const auto& [c, background] = info.param;
+  std::string name = c.model;
+  for (char& ch : name) ch = ch == '-' || ch == '.' ? '_' : ch;
+  return name + "_tp" + std::to_string(c.prefill_tp) + "_to_tp" + std::to_string(c.decode_tp) +
+         (c.second_contact ? "_again" : "_first") + (c.async[0] == 't' ? "_async" : "_sync") +
+         (background ? "_thread" : "");
+}
+
+INSTANTIATE_TEST_SUITE_P(Pull, Handover, testing::Combine(testing::ValuesIn(kPulls), testing::Bool()),
+                         case_name);
 
 }  // namespace
 }  // namespace pdsim

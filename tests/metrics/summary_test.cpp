@@ -2,6 +2,7 @@
 // from the contract's words.
 #include "sim/metrics/summary.hpp"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -39,6 +40,13 @@ std::array<Nanos, kStageNames.size()> stages(Nanos router, Nanos queue, Nanos pr
   s[static_cast<std::size_t>(Stage::prefill)] = prefill * kMs;
   s[static_cast<std::size_t>(Stage::decode)] = decode * kMs;
   return s;
+}
+
+std::vector<std::string> lines(const std::string& text) {
+  std::vector<std::string> out;
+  std::stringstream in(text);
+  for (std::string line; std::getline(in, line);) out.push_back(line);
+  return out;
 }
 
 struct Fixture {
@@ -268,8 +276,9 @@ TEST(Summary, BoundBy) {
   for (const Case& c :
        {Case{Stage::prefill_queue, "prefill_queue"}, Case{Stage::prefill, "prefill_compute"},
         Case{Stage::decode_admission, "decode_admission"}, Case{Stage::transfer_post, "transfer_post"},
-        Case{Stage::transfer_wire, "transfer_wire"}, Case{Stage::transfer_poll, "step_alignment"},
-        Case{Stage::decode, "decode_compute"}, Case{Stage::router, "router"}}) {
+        Case{Stage::transfer_wire, "transfer_wire"}, Case{Stage::reuse_transfer, "reuse_transfer"},
+        Case{Stage::transfer_poll, "step_alignment"}, Case{Stage::decode, "decode_compute"},
+        Case{Stage::router, "router"}}) {
     Fixture f;
     std::array<Nanos, kStageNames.size()> s{};
     s.fill(1 * kMs);
@@ -281,6 +290,47 @@ TEST(Summary, BoundBy) {
     EXPECT_LE(b["share"].get<double>(), 1.0);
     EXPECT_FALSE(b["text"].get<std::string>().empty());
   }
+}
+
+// Blocks that only retained turns lack decode of are named as theirs.
+TEST(Summary, BoundByPinnedBlocks) {
+  Fixture f;
+  std::array<Nanos, kStageNames.size()> s{};
+  s[static_cast<std::size_t>(Stage::decode_admission)] = 40 * kMs;
+  f.add(completed(0, s, 10, 2));
+  WorkerReport w;
+  w.role = "decode";
+  w.waits = {0, 0, 40 * kMs, 0, 0};  // for blocks
+  f.run.workers.push_back(w);
+  EXPECT_EQ(f.summary()["bound_by"]["code"], "decode_kv_blocks");
+  f.run.workers.back().waits = {0, 0, 21 * kMs, 0, 19 * kMs};  // for blocks, and for those that pins hold
+  EXPECT_EQ(f.summary()["bound_by"]["code"], "decode_kv_blocks");
+  f.run.workers.back().waits = {0, 0, 19 * kMs, 0, 21 * kMs};
+  EXPECT_EQ(f.summary()["bound_by"]["code"], "decode_pinned_blocks");
+}
+
+// Prefill out of blocks because decode does not fetch its prompts, for want of blocks that pins hold: the
+// pins are named. Where prefill's own prompts fill it, or decode waits for nothing, they are not.
+TEST(Summary, BoundByPinnedBlocksBehindPrefill) {
+  Fixture f;
+  std::array<Nanos, kStageNames.size()> s{};
+  s[static_cast<std::size_t>(Stage::prefill_queue)] = 40 * kMs;
+  f.add(completed(0, s, 10, 2));
+  WorkerReport prefill, decode;
+  prefill.role = "prefill";
+  prefill.waits = {0, 0, 40 * kMs, 0, 0};
+  prefill.blocks.add(0, 0, kMs, 3);  // running
+  prefill.blocks.add(2, 0, kMs, 4);  // leased
+  decode.role = "decode";
+  decode.waits = {0, 0, 1 * kMs, 0, 9 * kMs};
+  f.run.workers = {prefill, decode};
+  EXPECT_EQ(f.summary()["bound_by"]["code"], "decode_pinned_blocks");
+  f.run.workers[0].blocks.add(0, 0, kMs, 2);
+  EXPECT_EQ(f.summary()["bound_by"]["code"], "prefill_kv_blocks");
+  prefill.blocks.add(2, 0, kMs, 9);
+  decode.waits = {0, 0, 0, 0, 0};
+  f.run.workers = {prefill, decode};
+  EXPECT_EQ(f.summary()["bound_by"]["code"], "prefill_kv_blocks");
 }
 
 TEST(Summary, WorkersLinksAndTransfers) {
@@ -321,6 +371,329 @@ TEST(Summary, WorkersLinksAndTransfers) {
   EXPECT_EQ(s["events"], 123);
 }
 
+// What is counted is what the run counted; outcomes that never happened are not there.
+TEST(Summary, TransfersSayHowTheyEnded) {
+  Fixture f;
+  f.add(completed(0, stages(1, 0, 9, 990), 10, 2));
+  EXPECT_TRUE(f.summary()["transfers"]["mode"].is_null());  // nothing is handed over
+  f.context.mode = "push";
+  TransferTotals& t = f.run.transfers;
+  t.outcomes[static_cast<std::size_t>(TransferOutcome::completed)] = 12;  // three of them read back
+  t.read_back_outcomes[static_cast<std::size_t>(TransferOutcome::completed)] = 3;
+  t.read_back_outcomes[static_cast<std::size_t>(TransferOutcome::skipped)] = 2;
+  t.outcomes[static_cast<std::size_t>(TransferOutcome::skipped)] = 2;
+  t.batches = 31;
+  t.slow_posts = 1;
+  t.read_backs = 3;
+  t.read_back_bytes = 300;
+  t.read_back_descriptors = 30;
+  t.stale_reads = 4;
+  t.stale_reads_prevented = 5;
+  t.stale_writes = 6;
+  t.stale_writes_prevented = 7;
+  t.watchdogs = 8;
+  t.messages_lost = 10;
+  t.handshakes = 2;
+  t.handshake_time = 1500 * kMs;
+  const Json s = f.summary()["transfers"];
+  EXPECT_EQ(s["mode"], "push");
+  EXPECT_EQ(s["by_outcome"], (Json{{"completed", 9}}));
+  EXPECT_EQ(s["batches"], 31);
+  EXPECT_EQ(s["slow_posts"], 1);
+  EXPECT_EQ(s["read_back"], (Json{{"count", 3},
+                                  {"bytes", 300},
+                                  {"descriptors", 30},
+                                  {"by_outcome", {{"completed", 3}, {"skipped", 2}}}}));
+  EXPECT_EQ(s["stale_reads"], 4);
+  EXPECT_EQ(s["stale_reads_prevented"], 5);
+  EXPECT_EQ(s["stale_writes"], 6);
+  EXPECT_EQ(s["stale_writes_prevented"], 7);
+  EXPECT_EQ(s["watchdogs"], 8);
+  EXPECT_EQ(s["messages_lost"], 10);
+  EXPECT_EQ(s["handshakes"], (Json{{"count", 2}, {"seconds", 1.5}}));
+}
+
+TEST(Summary, RetentionIsThereWhenTransfersAreBidirectional) {
+  Fixture f = mixed();
+  EXPECT_FALSE(f.summary().contains("retention"));
+  f.context.retention = "lru";
+  RetentionTotals& r = f.run.retention;
+  r.pins = 15;
+  r.read = 1;
+  r.notified = 2;
+  r.expired = 3;
+  r.let_go = 4;
+  r.outstanding = 5;
+  r.hit_tokens = 640;
+  r.byte_seconds = 1e12;
+  r.peak_bytes = 2e9;
+  r.admissions_delayed = 6;
+  r.admission_delay = 30 * kMs;
+  r.prefill_gpu_s_avoided = 2.5;
+  r.usd_avoided = 0.25;
+  const Json s = f.summary()["retention"];
+  EXPECT_EQ(s["policy"], "lru");
+  EXPECT_EQ(s["pins"].get<int>(), s["read"].get<int>() + s["notified"].get<int>() + s["expired"].get<int>() +
+                                      s["let_go"].get<int>() + s["outstanding"].get<int>());
+  EXPECT_EQ(s["hit_tokens"], 640);
+  EXPECT_EQ(s["byte_seconds"], 1e12);
+  EXPECT_EQ(s["peak_bytes"], 2e9);
+  EXPECT_EQ(s["admissions_delayed"], 6);
+  EXPECT_EQ(s["admission_delay_ms"], 30.0);
+  EXPECT_EQ(s["prefill_gpu_s_avoided"], 2.5);
+  EXPECT_EQ(s["usd_avoided"], 0.25);
+  EXPECT_TRUE(s["usd_held"].is_null());  // no price
+}
+
+// A choice is judged by the two predictions at its instant: reading at 30 ms where computing takes 10 loses
+// 20, computing at 12 where reading takes 8 loses 4, and of equals neither loses. Requests outside the
+// window, and those that had nothing to decide, are not judged.
+TEST(Summary, ChoicesThatLostAndTheirRegret) {
+  Fixture f;
+  const auto add = [&](Nanos read, Nanos compute, bool chosen, bool counted = true) {
+    RequestRecord r = completed(0, stages(1, 0, 9, 40), 10, 2);
+    r.predicted_read = read;
+    r.predicted_compute = compute;
+    r.read_chosen = chosen;
+    r.counted = counted;
+    f.add(r);
+  };
+  EXPECT_EQ(f.summary()["reuse_decisions"]["share_lost"], 0.0);
+  add(30 * kMs, 10 * kMs, true);
+  add(8 * kMs, 12 * kMs, false);
+  add(5 * kMs, 5 * kMs, true);
+  add(3 * kMs, 50 * kMs, true);
+  add(-1, -1, false);
+  add(99 * kMs, 1 * kMs, true, false);
+  const Json d = f.summary()["reuse_decisions"];
+  EXPECT_EQ(d["n"], 4);
+  EXPECT_EQ(d["read"], 3);
+  EXPECT_DOUBLE_EQ(d["share_lost"], 0.5);
+  EXPECT_EQ(d["regret_ms"]["n"], 2);
+  EXPECT_DOUBLE_EQ(d["regret_ms"]["mean"], 12);
+  EXPECT_DOUBLE_EQ(d["regret_ms"]["max"], 20);
+}
+
+// ------------------------------------------------------------------------------------------- blocks held
+
+// Two decode workers and one prefill worker over two and a half buckets of the least width w:
+//   decode-0  10 blocks run over [0, w), 6 are pinned throughout
+//   decode-1  20 blocks run over [w/2, w), 8 load over [w, 2w)
+//   prefill   7 blocks leased over the last half bucket
+Fixture holding() {
+  Fixture f;
+  const Nanos w = Timeline(1).width();
+  f.run.end = 2 * w + w / 2;
+  f.run.workers.resize(3);
+  const char* roles[] = {"decode", "decode", "prefill"};
+  for (std::size_t i = 0; i < 3; ++i) {
+    f.run.workers[i].role = roles[i];
+    f.run.workers[i].kv_blocks = 100;
+  }
+  f.run.workers[0].blocks.add(0, 0, w, 10);
+  f.run.workers[0].blocks.add(3, 0, f.run.end, 6);
+  f.run.workers[1].blocks.add(0, w / 2, w, 20);
+  f.run.workers[1].blocks.add(1, w, 2 * w, 8);
+  f.run.workers[2].blocks.add(2, 2 * w, f.run.end, 7);
+  return f;
+}
+
+TEST(BlocksHeld, MeanOverTheRunAndTheMostOfABucket) {
+  const Json b = holding().summary()["blocks_held"];
+  EXPECT_EQ(b["decode"]["capacity"], 200);
+  EXPECT_EQ(b["prefill"]["capacity"], 100);
+  EXPECT_FALSE(b.contains("colocated"));
+  EXPECT_DOUBLE_EQ(b["decode"]["running"]["mean"], (10 + 20 * 0.5) / 2.5);
+  EXPECT_DOUBLE_EQ(b["decode"]["running"]["max"], 20);
+  EXPECT_DOUBLE_EQ(b["decode"]["in_transfer"]["mean"], 8 / 2.5);
+  EXPECT_DOUBLE_EQ(b["decode"]["in_transfer"]["max"], 8);
+  EXPECT_DOUBLE_EQ(b["decode"]["pinned"]["mean"], 6);
+  EXPECT_DOUBLE_EQ(b["decode"]["pinned"]["max"], 6);  // the last bucket is only half a one
+  EXPECT_DOUBLE_EQ(b["decode"]["leased"]["max"], 0);
+  EXPECT_DOUBLE_EQ(b["prefill"]["leased"]["mean"], 7 * 0.5 / 2.5);
+  EXPECT_DOUBLE_EQ(b["prefill"]["leased"]["max"], 7);
+}
+
+TEST(BlocksHeld, OverTimeAsATable) {
+  const double w = to_seconds(Timeline(1).width());
+  const std::string text = blocks_csv(holding().run);
+  EXPECT_EQ(text, fmt::format("time_s,side,running,in_transfer,leased,pinned,total\n"
+                              "0.000000000,prefill,0.000,0.000,0.000,0.000,0.000\n"
+                              "0.000000000,decode,20.000,0.000,0.000,6.000,26.000\n"
+                              "{0:.9f},prefill,0.000,0.000,0.000,0.000,0.000\n"
+                              "{0:.9f},decode,0.000,8.000,0.000,6.000,14.000\n"
+                              "{1:.9f},prefill,0.000,0.000,7.000,0.000,7.000\n"
+                              "{1:.9f},decode,0.000,0.000,0.000,6.000,6.000\n",
+                              w, 2 * w));
+}
+
+// However long the run, one grid for all sides: the widths of two timelines that end at different times
+// differ.
+TEST(BlocksHeld, AllSidesShareTheirBuckets) {
+  Fixture f = holding();
+  f.run.end = 5000 * Timeline(1).width();
+  f.run.workers[0].blocks.add(0, 0, f.run.end, 1);  // prefill's ends after a bucket or two
+  std::istringstream in(blocks_csv(f.run));
+  std::vector<std::string> times[2];
+  double prefill = 0;
+  std::string line;
+  std::getline(in, line);
+  while (std::getline(in, line)) {
+    const bool decode = line.find("decode") != std::string::npos;
+    times[decode ? 1 : 0].push_back(line.substr(0, line.find(',')));
+    if (!decode) prefill += std::stod(line.substr(line.rfind(',') + 1));
+  }
+  EXPECT_EQ(times[0], times[1]);
+  EXPECT_LE(times[0].size(), 256u);
+  EXPECT_GT(times[0].size(), 128u);
+  EXPECT_NEAR(prefill * std::stod(times[0][1]), 7 * 0.5 * to_seconds(Timeline(1).width()), 0.01);
+}
+
+TEST(BlocksHeld, NothingOfARunOfNothing) {
+  Fixture f;
+  EXPECT_TRUE(f.summary()["blocks_held"].empty());
+  EXPECT_EQ(blocks_csv(f.run), "time_s,side,running,in_transfer,leased,pinned,total\n");
+}
+
+// ------------------------------------------------------------------------------------ who waited for whom
+
+// Every stage counts against whom it waits for; posting against who posts, which the mode decides.
+TEST(WaitedFor, StagesCountAgainstWorkers) {
+  Fixture f;
+  for (const char* name : {"p0", "d0", "d1"}) {
+    f.run.workers.emplace_back();
+    f.run.workers.back().name = name;
+  }
+  std::array<Nanos, kStageNames.size()> s{};
+  for (std::size_t i = 0; i < s.size(); ++i) s[i] = static_cast<Nanos>(i + 1) * kMs;
+  RequestRecord r = completed(0, s, 10, 2);
+  r.prefill_worker = 0;
+  r.decode_worker = 1;
+  r.reuse_worker = 2;
+  f.add(r);
+  r.decode_worker = 2;
+  f.add(r);
+  r.counted = false;
+  f.add(r);
+  const auto of = [&](const char* mode, const Json& workers) {
+    f.context.mode = mode;
+    std::string found;
+    const Json summary = f.summary();
+    for (const Json& row : summary["waited_for"]["rows"]) {
+      if (row["workers"] != workers) continue;
+      found += fmt::format("{} {} x{}; ", row["stage"].get<std::string>(), row["ms"].get<double>(),
+                           row["requests"].get<int>());
+    }
+    return found;
+  };
+  EXPECT_EQ(of("pull", Json::array({"p0"})), "prefill 10 x2; prefill_queue 6 x2; ");
+  EXPECT_EQ(of("pull", Json::array({"d1"})),
+            "first_token 11 x1; transfer_poll 10 x1; transfer_post 8 x1; decode_admission 7 x1; "
+            "handoff_dispatch 6 x1; ");
+  EXPECT_EQ(of("pull", Json::array({"p0", "d0"})), "transfer_wire 9 x1; ");
+  EXPECT_EQ(of("pull", Json::array({"p0", "d1"})), "transfer_wire 9 x1; ");
+  EXPECT_EQ(of("pull", Json::array({"d1", "p0"})), "reuse_transfer 8 x2; ");
+  EXPECT_EQ(of("push", Json::array({"p0"})),
+            "transfer_post 16 x2; handoff_dispatch 12 x2; prefill 10 x2; prefill_queue 6 x2; ");
+  EXPECT_EQ(of("push_layerwise", Json::array({"d1"})),
+            "first_token 11 x1; transfer_poll 10 x1; decode_admission 7 x1; ");
+}
+
+// The rows and the rest are all the time that completed requests spent before their first token, but for the
+// router's.
+TEST(WaitedFor, TheLargestFirstAndTheRestTogether) {
+  Fixture f;
+  Nanos all = 0;
+  for (std::uint32_t i = 0; i < 60; ++i) {
+    f.run.workers.emplace_back();
+    f.run.workers.back().name = fmt::format("p{}", i);
+    RequestRecord r = completed(0, stages(1, 0, i + 1, 40), 10, 2);
+    r.prefill_worker = i;
+    all += (i + 1) * kMs;
+    f.add(r);
+  }
+  const Json w = f.summary()["waited_for"];
+  ASSERT_EQ(w["rows"].size(), 50u);
+  double sum = w["others"]["ms"], before = 1e9;
+  for (const Json& row : w["rows"]) {
+    EXPECT_LE(row["ms"].get<double>(), before);
+    before = row["ms"];
+    sum += before;
+  }
+  EXPECT_EQ(w["rows"][0],
+            (Json{{"stage", "prefill"}, {"workers", Json::array({"p59"})}, {"ms", 60.0}, {"requests", 1}}));
+  EXPECT_EQ(w["others"]["rows"], 10);
+  EXPECT_DOUBLE_EQ(w["others"]["ms"], 55);
+  EXPECT_DOUBLE_EQ(sum, to_ms(all));
+}
+
+// ------------------------------------------------------------------------------- what no engine, no release
+// has
+
+TEST(Summary, WhatIsHypotheticalOrUnreleasedSaysSo) {
+  Fixture f = mixed();
+  EXPECT_FALSE(f.summary().contains("hypothetical"));
+  EXPECT_EQ(f.summary()["releases"], (Json{{"unreleased", false}, {"features", Json::array()}}));
+  f.run.hypothetical = true;
+  f.context.releases = {{"a", "0.24", "x#1"}, {"b", kNoEngine, "y"}};
+  Json s = f.summary();
+  EXPECT_EQ(s["hypothetical"], true);
+  EXPECT_EQ(s["releases"]["unreleased"], false);
+  EXPECT_EQ(s["releases"]["features"][0], (Json{{"feature", "a"}, {"since", "0.24"}, {"source", "x#1"}}));
+  f.context.releases.push_back({"c", kUnreleased, "z#2"});
+  s = f.summary();
+  EXPECT_EQ(s["releases"]["unreleased"], true);
+  const std::string table = summary_table(s);
+  EXPECT_NE(table.find("hypothetical  "), std::string::npos);
+  EXPECT_NE(table.find("unreleased          c (z#2)\n"), std::string::npos);
+}
+
+// Lines that have nothing to say are not there, and none is longer than 110 columns however much there is.
+TEST(SummaryTable, SaysWhatHappenedWithinItsColumns) {
+  Fixture f = mixed();
+  f.context.mode = "push_progressive";
+  f.run.requests[0].transferred_tokens = 100;
+  f.run.requests[0].transfer_bytes = 987'654'321'000;
+  f.run.requests[0].descriptors = 123'456'789;
+  TransferTotals& t = f.run.transfers;
+  t.outcomes[0] = 1;
+  std::string table = summary_table(f.summary());
+  for (const char* absent : {"reuse ", "retention", "outcomes", "stale", "hypothetical", "unreleased"}) {
+    EXPECT_EQ(table.find(absent), std::string::npos) << absent;
+  }
+  EXPECT_NE(table.find("\ntransfers           1 by push_progressive, 987.7 GB"), std::string::npos) << table;
+
+  t.outcomes.fill(123'456);
+  t.leases_expired = 1;
+  t.slow_posts = t.watchdogs = t.messages_lost = 123'456;
+  t.stale_reads = t.stale_reads_prevented = t.stale_writes = t.stale_writes_prevented = 123'456;
+  for (std::size_t i = 0; i < f.run.requests.size(); ++i) {
+    RequestRecord& r = f.run.requests[i];
+    r.reuse = static_cast<Reuse>(i + 1);
+    r.predicted_read = 123'456'789'000;
+    r.predicted_compute = 1;
+  }
+  f.context.retention = "priority";
+  RetentionTotals& r = f.run.retention;
+  r.pins = r.read = r.notified = r.expired = r.let_go = r.outstanding = 1'234'567;
+  r.byte_seconds = 1e18;
+  r.peak_bytes = 1e12;
+  r.admissions_delayed = 1'234'567;
+  r.admission_delay = kSecond * 1'234'567;
+  r.prefill_gpu_s_avoided = 1e6;
+  r.usd_avoided = r.usd_held = 12'345.678;
+  f.run.hypothetical = true;
+  f.context.releases = {{"transfer.retention.policy priority", kUnreleased, std::string_view("a source")}};
+  f.context.nodes = {{98'765.4, "2026-08", 8, 8}};
+  table = summary_table(f.summary());
+  for (const char* there :
+       {"\nreuse  ", "\nretention  ", "\n  outcomes  ", "1 lease expired;", "\n  stale  ", "\nhypothetical  ",
+        "\nunreleased  ", "123456 READS OF BLOCKS THAT HAD CHANGED HANDS"}) {
+    EXPECT_NE(table.find(there), std::string::npos) << there << table;
+  }
+  for (const std::string& line : lines(table)) EXPECT_LE(line.size(), 110u) << line;
+}
+
 std::vector<std::string> keys(const Json& j) {
   std::vector<std::string> out;
   for (const auto& [key, value] : j.items()) out.push_back(key);
@@ -334,10 +707,11 @@ TEST(Summary, HasTheKeysOfTheContract) {
   f.run.links.resize(1);
   const Json s = f.summary();
   EXPECT_EQ(keys(s),
-            (std::vector<std::string>{
-                "schema",    "scenario",   "trace",    "seed",   "status",     "requests",    "latency_ms",
-                "stages_ms", "throughput", "goodput",  "cache",  "transfers",  "workers",     "links",
-                "cost",      "reuse",      "bound_by", "inputs", "cost_model", "simulated_s", "events"}));
+            (std::vector<std::string>{"schema",   "scenario",   "trace",           "seed",        "status",
+                                      "requests", "latency_ms", "stages_ms",       "throughput",  "goodput",
+                                      "cache",    "transfers",  "workers",         "blocks_held", "links",
+                                      "cost",     "reuse",      "reuse_decisions", "waited_for",  "bound_by",
+                                      "inputs",   "cost_model", "releases",        "simulated_s", "events"}));
   EXPECT_EQ(s["schema"], "pdsim.summary/1");
   const std::vector<std::pair<Json, std::vector<const char*>>> sections = {
       {s["requests"], {"injected", "completed", "rejected", "failed", "cancelled", "in_flight", "by_reason"}},
@@ -378,13 +752,6 @@ std::vector<std::string> cells(const std::string& line) {
   return out;
 }
 
-std::vector<std::string> lines(const std::string& text) {
-  std::vector<std::string> out;
-  std::stringstream in(text);
-  for (std::string line; std::getline(in, line);) out.push_back(line);
-  return out;
-}
-
 TEST(RequestsCsv, HasTheColumnsOfTheContractInOrder) {
   const Fixture f = mixed();
   const std::vector<std::string> rows = lines(requests_csv(f.run, f.trace, {}));
@@ -394,7 +761,8 @@ TEST(RequestsCsv, HasTheColumnsOfTheContractInOrder) {
             "transfer_bytes,descriptors,preemptions,retries,reuse_outcome,prefill_changed,decode_changed,"
             "concurrency_at_arrival,ttft_ns,tpot_ns,itl_max_ns,e2e_ns,failed_attempts_ns,router_ns,"
             "prefill_queue_ns,reuse_transfer_ns,prefill_ns,handoff_dispatch_ns,decode_admission_ns,"
-            "transfer_post_ns,transfer_wire_ns,transfer_poll_ns,first_token_ns,decode_ns");
+            "transfer_post_ns,transfer_wire_ns,transfer_poll_ns,first_token_ns,decode_ns,"
+            "read_back_bytes,predicted_read_ns,predicted_compute_ns");
   EXPECT_EQ(rows.size(), 1 + 7u);
   for (const std::string& row : rows)
     EXPECT_EQ(std::ranges::count(row, ','), std::ranges::count(rows[0], ','));
@@ -406,7 +774,7 @@ TEST(RequestsCsv, StagesSumToTheEndToEndTime) {
     const std::vector<std::string> c = cells(row);
     if (c[0] == "request_id" || c[25].empty()) continue;
     std::int64_t sum = 0;
-    for (std::size_t i = 26; i < c.size(); ++i) sum += std::stoll(c[i]);
+    for (std::size_t i = 26; i < 26 + kStageNames.size(); ++i) sum += std::stoll(c[i]);
     EXPECT_EQ(sum, std::stoll(c[25])) << row;
   }
 }
@@ -416,6 +784,9 @@ TEST(RequestsCsv, ValuesAndWhatIsAbsent) {
   f.run.requests[0].prefill_worker = 0;
   f.run.requests[0].decode_worker = 1;
   f.run.requests[0].longest_gap = 9 * kMs;
+  f.run.requests[0].read_back_bytes = 4096;
+  f.run.requests[0].predicted_read = 7;
+  f.run.requests[0].predicted_compute = 0;
   const std::vector<std::string> rows = lines(requests_csv(f.run, f.trace, {"prefill-0", "decode-0"}));
   const std::vector<std::string> done = cells(rows[1]), silent = cells(rows[3]), rejected = cells(rows[4]);
   EXPECT_EQ(done[1] + done[2], "");  // no session, no turn
@@ -425,7 +796,9 @@ TEST(RequestsCsv, ValuesAndWhatIsAbsent) {
   EXPECT_EQ(done[23], "6700000");
   EXPECT_EQ(done[24], "9000000");
   EXPECT_EQ(done[25], "100000000");
-  EXPECT_EQ(silent[22] + silent[23] + silent[24], "");  // no token, so no token latency
+  EXPECT_EQ(done[38] + " " + done[39] + " " + done[40], "4096 7 0");
+  EXPECT_EQ(rows[3].substr(rows[3].rfind(',', rows[3].size() - 3)), ",0,,");  // nothing to decide
+  EXPECT_EQ(silent[22] + silent[23] + silent[24], "");                        // no token, so no token latency
   EXPECT_EQ(silent[25], "20000000");
   EXPECT_EQ(rejected[3] + " " + rejected[4], "rejected exceeds_max_model_len");
   EXPECT_EQ(rejected[25], "0");

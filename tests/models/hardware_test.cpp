@@ -88,8 +88,8 @@ TEST(Prices, AreThePublishedOnesOrAnError) {
 }
 
 TEST(Hardware, UnknownNamesListTheKnownOnes) {
-  const std::string gpu = error_of([] { find_gpu("h20", "s.json: /pools/0/gpu"); });
-  EXPECT_TRUE(gpu.starts_with("s.json: /pools/0/gpu: 'h20' is no GPU that pdsim knows")) << gpu;
+  const std::string gpu = error_of([] { find_gpu("h201", "s.json: /pools/0/gpu"); });
+  EXPECT_TRUE(gpu.starts_with("s.json: /pools/0/gpu: 'h201' is no GPU that pdsim knows")) << gpu;
   EXPECT_NE(gpu.find("h200"), std::string::npos);
   const std::string instance = error_of([] { find_instance("p5en.48xlrge", "s.json: /pools/0/instance"); });
   EXPECT_NE(instance.find("(did you mean 'p5en.48xlarge'?)"), std::string::npos);

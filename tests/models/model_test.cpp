@@ -269,8 +269,8 @@ TEST(Weights, ExpertsSpreadOverDataParallelRanks) {
   EXPECT_EQ(b.moe_expert, 8);
   EXPECT_EQ(b.moe_data, 4);
   EXPECT_EQ(find_operator(whole, "qkv_proj").n, (64 / 2 + 2 * 4 / 2) * 128);
-  EXPECT_EQ(find_operator(whole, "moe_allreduce").bytes_per_token, 4 * 4096 * 2);
-  EXPECT_EQ(find_operator(whole, "moe_allreduce").gpus, 8);
+  EXPECT_EQ(find_operator(whole, "moe_gather").bytes_per_token, 4 * (4096 + 128) * 2);
+  EXPECT_EQ(find_operator(whole, "moe_gather").gpus, 8);
 }
 
 // vllm#10511: a profile run of Llama-3-8B with 256 sequences takes 1.26 GiB at TP 1 and at TP 2.

@@ -10,6 +10,8 @@
 #include <fstream>
 #include <string>
 
+#include "models/datasheet.hpp"
+#include "models/hardware.hpp"
 #include "sim/core/error.hpp"
 
 namespace pdsim {
@@ -50,7 +52,7 @@ TEST(Profile, RoundTrip) {
   curve.op = CurveOp::attention_decode;
   curve.dtype = Dtype::fp8;
   curve.head_dim = 128;
-  curve.windowed = true;
+  curve.window = 128;
   curve.kernel = "some \"kernel\"";
   curve.rows = 1234;
   curve.range = {{"context", {1, 131072}}, {"heads", {1, 96}}};
@@ -90,7 +92,7 @@ TEST(Profile, RoundTrip) {
   ASSERT_EQ(read.curves.size(), 1u);
   EXPECT_EQ(read.curves[0].op, CurveOp::attention_decode);
   EXPECT_EQ(read.curves[0].dtype, Dtype::fp8);
-  EXPECT_TRUE(read.curves[0].windowed);
+  EXPECT_EQ(read.curves[0].window, 128);
   EXPECT_EQ(read.curves[0].range.at("context").most, 131072);
   EXPECT_EQ(read.curves[0].regimes[0].overlap, 0);
   EXPECT_EQ(read.curves[0].regimes[0].cluster, 2);
@@ -150,31 +152,126 @@ TEST(Profile, UnknownNameListsThem) {
   } catch (const InputError& error) {
     const std::string text = error.what();
     EXPECT_EQ(text.rfind("--gpu: ", 0), 0u);
-    EXPECT_NE(text.find("h100, h200"), std::string::npos) << text;
+    EXPECT_NE(text.find("h100, h20, h200"), std::string::npos) << text;
     EXPECT_NE(text.find("did you mean"), std::string::npos) << text;
   }
+}
+
+// A data-sheet profile is another's with each term scaled by the figure that limits it: of a GPU with twice
+// the bandwidth and all else equal the memory term halves, exactly, and the launch stays.
+TEST(Datasheet, EachTermGoesByItsFigure) {
+  Gpu from;
+  from.name = "from";
+  from.hbm_bytes_per_ns = 1000;
+  from.bf16_tflops = 100;
+  from.fp8_tflops = 200;
+  from.nvlink_bytes_per_ns = 400;
+  from.pcie_bytes_per_ns = 64;
+  from.sm_count = 100;
+  Profile base;
+  base.name = base.gpu = "from";
+  base.sms = 100;
+  Coefficients c;
+  c.launch_ns = 3000;
+  c.flops_per_ns = 8e4;
+  c.bytes_per_ns = 800;
+  c.cache_bytes_per_ns = 5000;
+  c.element_ns = 0.5;
+  c.walk_ns = 12;
+  c.wave_ns = 900;
+  for (const CurveOp op : {CurveOp::gemm, CurveOp::allreduce}) {
+    for (const Dtype dtype : {Dtype::bf16, Dtype::fp8}) {
+      Curve curve;
+      curve.op = op;
+      curve.dtype = dtype;
+      curve.gpus = op == CurveOp::allreduce ? 8 : 0;
+      curve.rows = 100;
+      curve.regimes = {c};
+      base.curves.push_back(curve);
+    }
+  }
+  Gpu to = from;
+  to.name = "to";
+  to.hbm_bytes_per_ns = 2000;
+  const Profile wide = scale_profile(base, from, to);
+  EXPECT_TRUE(wide.datasheet);
+  EXPECT_EQ(wide.gpu, "to");
+  EXPECT_EQ(wide.label(), "to (datasheet)");
+  const KernelTime before = stream_time(base.curves[0].regimes[0], 1e6);
+  const KernelTime after = stream_time(wide.curves[0].regimes[0], 1e6);
+  EXPECT_EQ(after.memory, before.memory / 2);
+  EXPECT_EQ(after.launch, before.launch);
+  EXPECT_EQ(wide.curves[0].regimes[0].flops_per_ns, c.flops_per_ns);
+  EXPECT_EQ(wide.curves[0].regimes[0].walk_ns, c.walk_ns);
+  EXPECT_EQ(wide.curves[2].regimes[0].bytes_per_ns, c.bytes_per_ns);  // NVLink is as it was
+
+  to = from;
+  to.bf16_tflops = 50;
+  to.fp8_tflops = 800;
+  to.sm_count = 50;
+  to.nvlink_bytes_per_ns = 0;
+  const Profile other = scale_profile(base, from, to);
+  EXPECT_EQ(other.sms, 50);
+  EXPECT_EQ(other.curves[0].regimes[0].flops_per_ns, c.flops_per_ns / 2);
+  EXPECT_EQ(other.curves[1].regimes[0].flops_per_ns, c.flops_per_ns * 4);
+  EXPECT_EQ(other.curves[0].regimes[0].bytes_per_ns, c.bytes_per_ns);
+  EXPECT_EQ(other.curves[0].regimes[0].element_ns, c.element_ns * 2);
+  EXPECT_EQ(other.curves[0].regimes[0].cache_bytes_per_ns, c.cache_bytes_per_ns / 2);
+  EXPECT_DOUBLE_EQ(other.curves[2].regimes[0].bytes_per_ns, c.bytes_per_ns * 64 / 400);
+  // Nothing of it was measured: every choice is a stand-in.
+  EXPECT_TRUE(find_curve(other, CurveOp::gemm, Dtype::bf16, "").stand_in);
+  EXPECT_FALSE(find_curve(base, CurveOp::gemm, Dtype::bf16, "").stand_in);
+}
+
+TEST(Datasheet, ShippedOnesNameAMeasuredProfileAndTheirError) {
+  for (const char* name : {"b300", "gb200", "gb300", "h20", "l4", "mi300x"}) {
+    const Profile profile = load_profile(name);
+    EXPECT_TRUE(profile.datasheet) << name;
+    EXPECT_EQ(profile.gpu, name);
+    EXPECT_FALSE(load_profile(profile.scaled_from).datasheet) << name;
+    for (const Curve& curve : profile.curves) {
+      if (curve.op != CurveOp::gemm) continue;
+      EXPECT_GT(curve.error.median_ape, load_profile(profile.scaled_from).curves[0].error.median_ape) << name;
+    }
+  }
+  EXPECT_NE(load_profile("h20").sha256, load_profile("h200").sha256);
+}
+
+TEST(Datasheet, ErrorsSayWhere) {
+  const auto scaled = [](const std::string& from, const std::string& more = "") {
+    return error_of(fmt::format(
+        R"({{"schema": "pdsim.profile/1", "name": "x", "gpu": "h20", "scaled_from": "{}"{}}})", from, more));
+  };
+  EXPECT_NE(scaled("h20").find("expected a measured profile; this is a data-sheet one"), std::string::npos);
+  EXPECT_NE(scaled("h2000").find("/scaled_from: no kernel profile 'h2000'"), std::string::npos);
+  EXPECT_NE(scaled("h200", R"(, "curves": [])").find("/curves: is not known here"), std::string::npos);
+  const std::string op =
+      scaled("h200", R"(, "stated_error": {"measured_between": "a as b", "gem": {"rows": 1}})");
+  EXPECT_NE(op.find("/stated_error/gem: is no operation (did you mean 'gemm'?)"), std::string::npos) << op;
+  EXPECT_EQ(scaled("h200"), "no error");
 }
 
 TEST(FindCurve, TakesTheNearestThatWasMeasured) {
   Profile profile;
   profile.name = "x";
-  const auto add = [&](CurveOp op, Dtype dtype, std::int32_t head_dim, bool windowed, std::int32_t gpus) {
+  const auto add = [&](CurveOp op, Dtype dtype, std::int32_t head_dim, std::int32_t window,
+                       std::int32_t gpus) {
     Curve curve;
     curve.op = op;
     curve.dtype = dtype;
     curve.head_dim = head_dim;
-    curve.windowed = windowed;
+    curve.window = window;
     curve.gpus = gpus;
     curve.regimes.resize(1);
     profile.curves.push_back(curve);
   };
-  add(CurveOp::gemm, Dtype::bf16, 0, false, 0);
-  add(CurveOp::gemm, Dtype::fp8, 0, false, 0);
-  add(CurveOp::attention_decode, Dtype::bf16, 64, false, 0);
-  add(CurveOp::attention_decode, Dtype::bf16, 128, false, 0);
-  add(CurveOp::attention_decode, Dtype::bf16, 128, true, 0);
-  add(CurveOp::allreduce, Dtype::bf16, 0, false, 2);
-  add(CurveOp::allreduce, Dtype::bf16, 0, false, 8);
+  add(CurveOp::gemm, Dtype::bf16, 0, 0, 0);
+  add(CurveOp::gemm, Dtype::fp8, 0, 0, 0);
+  add(CurveOp::attention_decode, Dtype::bf16, 64, 0, 0);
+  add(CurveOp::attention_decode, Dtype::bf16, 128, 0, 0);
+  add(CurveOp::attention_decode, Dtype::bf16, 128, 128, 0);
+  add(CurveOp::allreduce, Dtype::bf16, 0, 0, 2);
+  add(CurveOp::allreduce, Dtype::bf16, 0, 0, 8);
   const auto index = [&](const CurveChoice& choice) { return choice.curve - profile.curves.data(); };
 
   CurveChoice choice = find_curve(profile, CurveOp::gemm, Dtype::fp16, "");
@@ -186,11 +283,11 @@ TEST(FindCurve, TakesTheNearestThatWasMeasured) {
   EXPECT_EQ(index(find_curve(profile, CurveOp::gemm, Dtype::int4, "")), 0);
   EXPECT_FALSE(find_curve(profile, CurveOp::attention_decode, Dtype::bf16, "", 128).stand_in);
   EXPECT_EQ(index(find_curve(profile, CurveOp::attention_decode, Dtype::bf16, "", 96)), 3);
-  EXPECT_EQ(index(find_curve(profile, CurveOp::attention_decode, Dtype::bf16, "", 128, true)), 4);
-  choice = find_curve(profile, CurveOp::attention_decode, Dtype::bf16, "", 64, true);
+  EXPECT_EQ(index(find_curve(profile, CurveOp::attention_decode, Dtype::bf16, "", 128, 128)), 4);
+  choice = find_curve(profile, CurveOp::attention_decode, Dtype::bf16, "", 64, 128);
   EXPECT_EQ(index(choice), 2);
   EXPECT_TRUE(choice.stand_in);
-  EXPECT_EQ(index(find_curve(profile, CurveOp::allreduce, Dtype::bf16, "", 0, false, 6)), 6);
+  EXPECT_EQ(index(find_curve(profile, CurveOp::allreduce, Dtype::bf16, "", 0, 0, 6)), 6);
   EXPECT_THROW(find_curve(profile, CurveOp::moe, Dtype::bf16, "model 'm'"), InputError);
 }
 

@@ -1,10 +1,12 @@
-// Theory: the curves give back the measured points (shared/facts/kv-transfer-points.csv), are continuous
-// and monotone, and below 64 KiB the machine's operations per second bind: rate = operations x size.
+// Theory: the curves give back the measured points (shared/facts/kv-transfer-points.csv; between GPUs of a
+// node the times of openucx/ucx#3740), are continuous and monotone, and below the first point the operations
+// per second bind: rate = operations x size.
 #include "sim/network/efficiency.hpp"
 
 #include <gtest/gtest.h>
 
 #include <string>
+#include <vector>
 
 #include "sim/core/error.hpp"
 
@@ -37,6 +39,28 @@ TEST(Efficiency, GivesBackTheMeasuredPoints) {
   EXPECT_DOUBLE_EQ(node_rate("efa-v4", Op::read, 1024 * kKiB), 313);
 }
 
+// One operation after the other: its time is size over rate. Below 8 KiB it is that of 8 KiB, and no link of
+// this kind costs it less than posting it costs the thread (2.31 us, cluster/transfer_plan.cpp).
+TEST(Efficiency, PeersOnPcieTakeTheTimesOfCudaIpc) {
+  const auto us = [](Bytes size) {
+    return static_cast<double>(size) / (efficiency(kPcie, Op::read, size) * kPcie.line) / 1000;
+  };
+  EXPECT_NEAR(us(4 * kKiB), 2.314, 1e-9);
+  EXPECT_NEAR(us(8 * kKiB), 2.314, 1e-9);
+  EXPECT_NEAR(us(16 * kKiB), 2.422, 1e-9);
+  EXPECT_NEAR(us(32 * kKiB), 2.994, 1e-9);
+  EXPECT_NEAR(us(64 * kKiB), 4.341, 1e-9);
+  EXPECT_NEAR(us(1024 * kKiB), 44.813, 1e-9);
+  EXPECT_NEAR(us(2048 * kKiB), 2 * 44.813, 1e-9);  // 88.04 there
+}
+
+// 146.5 GB/s of a machine's 200: Mooncake's 4.50 GiB in 31.65 ms less 0.37, within 6 %.
+TEST(Efficiency, RoceMovesTrueBytes) {
+  const double rate = node_rate("roce", Op::read, 1024 * kKiB);
+  EXPECT_DOUBLE_EQ(rate, 146.5);
+  EXPECT_NEAR(4.5 * 1024 * 1024 * kKiB / rate / 1e6 + 0.37, 31.65, 0.06 * 31.65);
+}
+
 // Half an octave above 128 KiB is half way: (190.82 + 324.90) / 2 at 128 KiB x sqrt 2 = 185,364 B.
 TEST(Efficiency, IsLinearInTheLogarithmBetweenPoints) {
   EXPECT_NEAR(node_rate("efa-v3", Op::write, 185'364), (190.82 + 324.90) / 2, 1e-3);
@@ -50,7 +74,9 @@ TEST(Efficiency, BelowTheFirstPointOperationsBind) {
 }
 
 TEST(Efficiency, IsContinuousMonotoneAndAtMostOne) {
-  for (const Fabric& fabric : fabrics()) {
+  std::vector<Fabric> all(fabrics().begin(), fabrics().end());
+  all.insert(all.end(), {kNvlink, kPcie});
+  for (const Fabric& fabric : all) {
     for (const Op op : {Op::read, Op::write}) {
       double last = efficiency(fabric, op, 1);
       for (Bytes size = 1; size < 8 * 1024 * kKiB; size += size / 512 + 1) {

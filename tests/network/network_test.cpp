@@ -573,6 +573,52 @@ TEST(Network, FlowsElsewhereDoNotMoveAnEndByABit) {
   EXPECT_EQ(drive(t, both, Resolve::component).ends, apart);
 }
 
+// A flow is counted on each link of its route, and on no other, from its start until it ends or is cancelled:
+// the recount below knows only routes. Standing still it is still there.
+TEST(Network, FlowsOnALinkAreThoseWhoseRouteCrossesIt) {
+  const Topology t = build_topology(nodes(4, lossless()), {.nodes_per_leaf = 2}, "test");
+  Network network(t);
+  Random random(17, Purpose::arrivals);
+  std::map<FlowId, Route> moving;
+  const auto recount = [&] {
+    std::vector<std::int32_t> want(t.links.size(), 0);
+    for (const auto& [id, path] : moving) {
+      for (std::int32_t i = 0; i < path.links; ++i) {
+        ++want[static_cast<std::size_t>(path.link[static_cast<std::size_t>(i)])];
+      }
+    }
+    for (std::size_t l = 0; l < want.size(); ++l) {
+      ASSERT_EQ(network.flows(static_cast<LinkId>(l)), want[l]) << t.link_names[l];
+    }
+  };
+  std::int32_t most = 0;
+  std::vector<Completion> done;
+  for (Nanos now = 0; now < 400; ++now) {
+    const auto source = static_cast<GpuId>(random.below(32));
+    const auto destination = static_cast<GpuId>((source + 1 + static_cast<GpuId>(random.below(31))) % 32);
+    const FlowId id =
+        network.start(now, flow(source, destination, 200 + static_cast<Bytes>(random.below(3000)),
+                                static_cast<std::uint64_t>(now)));
+    moving[id] = route(t, source, destination);
+    recount();
+    if (random.below(4) == 0) {
+      const auto victim = std::next(moving.begin(), static_cast<std::ptrdiff_t>(random.below(moving.size())));
+      network.cancel(now, victim->first);
+      moving.erase(victim);
+      recount();
+    }
+    if (now == 200) network.set_capacity(now, t.leaf_up[0], 0);
+    if (network.next_completion(now) == now) {
+      network.complete(now, done);
+      for (const Completion& completion : done) moving.erase(completion.flow);
+      network.next_completion(now);
+    }
+    recount();
+    most = std::max(most, network.flows(t.leaf_up[0]));
+  }
+  EXPECT_GT(most, 5);
+}
+
 TEST(Network, TimeThatMovesOnWithoutASolveIsABug) {
   const Topology t = build_topology(nodes(2, lossless()), {}, "test");
   Network network(t);

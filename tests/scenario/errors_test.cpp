@@ -81,11 +81,12 @@ TEST(ScenarioErrors, UnknownKeysSuggestTheNearest) {
       {R"({"slo": {"ttft_ms": {"p96": 3}}})", "/slo/ttft_ms/p96: unknown key (did you mean 'p90'?)"},
       {R"({"network": {"zzzzzzzzzzzz": 1}})",
        "/network/zzzzzzzzzzzz: unknown key, expected one of fabric, nodes_per_leaf, oversubscription, "
-       "failed_rails"},
+       "bandwidth_scale, failed_rails"},
       {R"({"workload": {"a/b~c": 1}})",
-       "/workload/a~1b~0c: unknown key, expected one of trace, format, synthetic, time_scale, sessions, "
+       "/workload/a~1b~0c: unknown key, expected one of trace, format, synthetic, concurrency, "
+       "max_concurrency, time_scale, prompt_scale, sessions, "
        "warmup_s, "
-       "measure_s, client_timeout_s"},
+       "measure_s, client_timeout_s, infer_sessions, reference_ttft_ms, reference_tpot_ms"},
   });
 }
 
@@ -105,13 +106,14 @@ TEST(ScenarioErrors, MissingKeys) {
             "s.json: 'workload' is missing, expected an object");
   expect_errors({
       {R"({"workload": {"format": null}})",
-       "/workload: 'format' is missing, expected one of mooncake, azure"},
+       "/workload: 'format' is missing, expected one of mooncake, azure, vllm-bench, aiperf"},
       {R"({"workload": {"trace": null, "synthetic": {"isl": 8, "osl": 8, "rate": 1}}})",
        "/workload/synthetic: 'requests' is missing, expected an integer from 1 to 100000000"},
       {R"({"faults": [{"at_s": 1}]})",
        "/faults/0: 'kind' is missing, expected one of worker_crash, worker_restart, link_down, "
        "link_degraded, "
-       "message_lost, backend_tcp, router_restart, spot_reclaim"},
+       "message_lost, transfer_failed, client_cancel, decode_rejection, backend_tcp, router_restart, "
+       "spot_reclaim"},
   });
 }
 
@@ -193,14 +195,24 @@ TEST(ScenarioErrors, UnknownNamesListTheKnownAndSuggest) {
       {R"({"router": {"policy": "roundrobin"}})",
        "/router/policy: is \"roundrobin\", expected one of round_robin, random, least_loaded, power_of_two, "
        "prefix_aware, session_affinity (did you mean 'round_robin'?)"},
-      {R"({"transfer": {"backend": "mooncake"}})",
-       "/transfer/backend: is \"mooncake\", expected one of libfabric, ucx"},
+      {R"({"transfer": {"backend": "nccl"}})",
+       "/transfer/backend: is \"nccl\", expected one of libfabric, ucx, mooncake"},
+      {R"({"transfer": {"mode": "push_layer_wise"}})",
+       "/transfer/mode: is \"push_layer_wise\", expected one of pull, push, push_layerwise, push_progressive "
+       "(did you mean 'push_layerwise'?)"},
+      {R"({"transfer": {"reuse_policy": "costs"}})",
+       "/transfer/reuse_policy: is \"costs\", expected one of threshold, cost (did you mean 'cost'?)"},
+      {R"({"transfer": {"retention": {"policy": "fifo"}}})",
+       "/transfer/retention/policy: is \"fifo\", expected one of ttl, lru, priority, belady"},
+      {R"({"transfer": {"lease_reaper": "order"}})",
+       "/transfer/lease_reaper: is \"order\", expected one of in_order, all"},
       {R"({"transfer": {"kv_load_failure_policy": "retry"}})",
        "/transfer/kv_load_failure_policy: is \"retry\", expected one of fail, recompute"},
       {R"({"network": {"fabric": "infiniband"}})",
        "/network/fabric: is \"infiniband\", expected one of efa, roce, tcp"},
       {R"({"workload": {"format": "mooncakes"}})",
-       "/workload/format: is \"mooncakes\", expected one of mooncake, azure (did you mean 'mooncake'?)"},
+       "/workload/format: is \"mooncakes\", expected one of mooncake, azure, vllm-bench, aiperf (did you "
+       "mean 'mooncake'?)"},
       {R"({"workload": {"sessions": "close"}})",
        "/workload/sessions: is \"close\", expected one of open, closed (did you mean 'closed'?)"},
       {R"({"placement": "packed"})",
@@ -213,7 +225,8 @@ TEST(ScenarioErrors, UnknownNamesListTheKnownAndSuggest) {
       {R"({"faults": [{"kind": "crash", "at_s": 1}]})",
        "/faults/0/kind: is \"crash\", expected one of worker_crash, worker_restart, link_down, "
        "link_degraded, "
-       "message_lost, backend_tcp, router_restart, spot_reclaim"},
+       "message_lost, transfer_failed, client_cancel, decode_rejection, backend_tcp, router_restart, "
+       "spot_reclaim"},
   });
 }
 
@@ -266,7 +279,7 @@ TEST(ScenarioErrors, TransferSettingsThatContradict) {
   expect_errors({
       {R"({"transfer": {"mode": "push", "bidirectional": true}})",
        "/transfer/bidirectional: is true with mode push, expected mode pull (vLLM refuses the rest: "
-       "vllm#46473)"},
+       "vllm#46473), or hypothetical true to see what it would do"},
       {R"({"transfer": {"kv_lease_duration_s": 30, "kv_connector_extra_config": {"kv_lease_duration": 60}}})",
        "/transfer/kv_connector_extra_config/kv_lease_duration: is 60, but /transfer/kv_lease_duration_s is "
        "30: give "
@@ -276,13 +289,73 @@ TEST(ScenarioErrors, TransferSettingsThatContradict) {
       {R"({"transfer": {"kv_connector_extra_config": {"progressive_push": true}}})",
        "/transfer/progressive_push: is true, but mode is pull: only push_progressive has it"},
       {R"({"transfer": {"kv_connector_extra_config": {"backends": ["UCX", "GDS"]}}})",
-       "/transfer/kv_connector_extra_config/backends: is [\"UCX\",\"GDS\"], expected one of libfabric, ucx"},
+       "/transfer/kv_connector_extra_config/backends: is [\"UCX\",\"GDS\"], expected one of libfabric, ucx, "
+       "mooncake"},
       {R"({"transfer": {"pairs": [{"from": "decode", "to": "prefill"}]}})",
        "/transfer/pairs/0/from: \"decode\" is no prefill pool, expected one of prefill"},
       {R"({"transfer": {"pairs": [{"from": "prefill", "to": "decode", "mod": "push"}]}})",
        "/transfer/pairs/0/mod: unknown key (did you mean 'mode'?)"},
       {R"({"transfer": {"pairs": [{"from": "prefill", "to": "decode"}, {"from": "prefill", "to": "decode"}]}})",
        "/transfer/pairs/1: an earlier entry has the same pools"},
+  });
+}
+
+TEST(ScenarioErrors, APairKnowsTheFutureIfAllDo) {
+  expect_errors({
+      {R"({"transfer": {"bidirectional": true,
+          "pairs": [{"from": "prefill", "to": "decode", "retention": {"policy": "belady"}}]}})",
+       "/transfer/pairs/0/retention/policy: is belady, expected ttl as /transfer has: who knows the future "
+       "knows "
+       "it for all pools"},
+      {R"({"transfer": {"bidirectional": true, "retention": {"policy": "belady"},
+          "pairs": [{"from": "prefill", "to": "decode", "retention": {"policy": "ttl"}}]}})",
+       "/transfer/pairs/0/retention/policy: is ttl, expected belady as /transfer has: who knows the future "
+       "knows "
+       "it for all pools"},
+  });
+}
+
+// Connectors of unlike modes refuse each other at the handshake.
+TEST(ScenarioErrors, APairCannotHaveAModeOfItsOwn) {
+  const std::string error =
+      "/transfer/pairs/0: has another mode or another bidirectional than /transfer, expected the same "
+      "(vllm#50620: unlike connectors refuse each other)";
+  expect_errors({
+      {R"({"transfer": {"pairs": [{"from": "prefill", "to": "decode", "mode": "push"}]}})", error.c_str()},
+      {R"({"transfer": {"pairs": [{"from": "prefill", "to": "decode", "bidirectional": true}]}})",
+       error.c_str()},
+      {R"({"transfer": {"mode": "push", "pairs": [{"from": "prefill", "to": "decode",
+           "bidirectional": true}]}})",
+       "/transfer/pairs/0/bidirectional: is true with mode push, expected mode pull (vLLM refuses the rest: "
+       "vllm#46473), or hypothetical true to see what it would do"},
+  });
+}
+
+// What no engine does is simulated when it is asked for by name.
+TEST(ScenarioErrors, HypotheticalAllowsWhatNoEngineCombines) {
+  for (const char* mode : {"push", "push_layerwise", "push_progressive"}) {
+    const std::string transfer = std::string(R"({"transfer": {"bidirectional": true, "mode": ")") + mode;
+    EXPECT_NE(error_of(patched(transfer + "\"}}")), "no error") << mode;
+    EXPECT_EQ(error_of(patched(transfer + R"(", "hypothetical": true}})")), "no error") << mode;
+  }
+}
+
+TEST(ScenarioErrors, TransferRanges) {
+  expect_errors({
+      {R"({"transfer": {"thread_contention": 0.9}})",
+       "/transfer/thread_contention: is 0.9, expected a number of at least 1"},
+      {R"({"transfer": {"initial_fragmentation": 1.1}})",
+       "/transfer/initial_fragmentation: is 1.1, expected a number from 0 to 1"},
+      {R"({"transfer": {"clock_error_s": 3601}})",
+       "/transfer/clock_error_s: is 3601, expected a number from -3600 to 3600"},
+      {R"({"transfer": {"retention": {"ranges": [{"priority": 101}]}}})",
+       "/transfer/retention/ranges/0/priority: is 101, expected an integer from 0 to 100"},
+      {R"({"transfer": {"retention": {"ranges": [{"form_token": 1}]}}})",
+       "/transfer/retention/ranges/0/form_token: unknown key (did you mean 'from_token'?)"},
+      {R"({"transfer": {"heartbeat_interval_s": 0}})",
+       "/transfer/heartbeat_interval_s: is 0, expected a number of seconds, at least 1e-09"},
+      {R"({"router": {"reroute_fraction": -0.1}})",
+       "/router/reroute_fraction: is -0.1, expected a number from 0 to 1"},
   });
 }
 
@@ -304,6 +377,20 @@ TEST(ScenarioErrors, Workloads) {
       {R"({"workload": {"trace": null, "synthetic":
             {"requests": 9, "isl": 0, "osl": 8, "rate": 2}}})",
        "/workload/synthetic/isl: is 0, expected an integer of at least 1"},
+      {R"({"workload": {"concurrency": -1}})",
+       "/workload/concurrency: is -1, expected an integer of at least 0"},
+      {R"({"workload": {"concurrency": 4, "sessions": "closed"}})",
+       "/workload/concurrency: is 4 with sessions closed, expected one of the two closed loops"},
+      {R"({"workload": {"concurrency": 4, "time_scale": 2}})",
+       "/workload/concurrency: is 4 with a time_scale, expected 0: a closed loop ignores arrivals"},
+      {R"({"workload": {"concurrency": 4, "max_concurrency": 4}})",
+       "/workload/max_concurrency: is 4 beside concurrency, expected one of the two"},
+      {R"({"workload": {"trace": null, "concurrency": 4, "synthetic":
+            {"requests": 9, "isl": 8, "osl": 8, "rate": 2}}})",
+       "/workload/concurrency: is 4 beside synthetic, expected it as synthetic.concurrency"},
+      {R"({"workload": {"trace": null, "max_concurrency": 4, "synthetic":
+            {"requests": 9, "isl": 8, "osl": 8, "concurrency": 2}}})",
+       "/workload/max_concurrency: is 4 beside concurrency, expected one of the two"},
   });
 }
 
@@ -323,6 +410,12 @@ TEST(ScenarioErrors, PricesAndFaults) {
        "/faults/0: has neither at_s nor rate_per_hour, expected one of them"},
       {R"({"faults": [{"kind": "link_down", "at_s": -1}]})",
        "/faults/0/at_s: is -1, expected a number of seconds, at least 0"},
+      {R"({"faults": [{"kind": "message_lost", "at_s": 1}]})",
+       "/faults/0/target: is \"\", expected a message: registration, completion, read_done, heartbeat, "
+       "handshake, router_update"},
+      {R"({"faults": [{"kind": "message_lost", "target": "heart_beat", "at_s": 1}]})",
+       "/faults/0/target: is \"heart_beat\", expected a message: registration, completion, read_done, "
+       "heartbeat, handshake, router_update (did you mean 'heartbeat'?)"},
   });
 }
 
@@ -345,9 +438,9 @@ TEST(ScenarioErrors, OptionsAreBlamedForWhatTheySet) {
   EXPECT_EQ(of("=3"), "--set: '=3' has no value, expected PATH=VALUE");
   EXPECT_EQ(of("router..policy=3"), "--set: an empty step after 'router', expected a key");
   EXPECT_EQ(of(R"(router={"hop_ms": "x"})").substr(0, 24), "--set: /router/hop_ms: i");
-  EXPECT_EQ(
-      error_of(kPair, {}, {.trace = "", .format = "azur", .seed = {}}),
-      "--format: /workload/format: is \"azur\", expected one of mooncake, azure (did you mean 'azure'?)");
+  EXPECT_EQ(error_of(kPair, {}, {.trace = "", .format = "azur", .seed = {}}),
+            "--format: /workload/format: is \"azur\", expected one of mooncake, azure, vllm-bench, aiperf "
+            "(did you mean 'azure'?)");
   // What the file says is still the file's fault.
   EXPECT_EQ(error_of(patched(R"({"router": {"max_retries": -1}})"), {"router.policy=random"}),
             "s.json: /router/max_retries: is -1, expected an integer from 0 to 1000");

@@ -102,7 +102,25 @@ TEST(Scenario, DefaultsAreThoseWrittenDown) {
   EXPECT_EQ(s.transfer.post_fixed, 71'000);
   EXPECT_EQ(s.transfer.post_per_descriptor, 2'430);
   EXPECT_EQ(s.transfer.notification, 17'300);
-  EXPECT_EQ(s.transfer.handshake, 50 * kMillisecond);
+  EXPECT_EQ(s.transfer.handshake, kMillisecond);
+  EXPECT_EQ(s.transfer.prep_per_descriptor, 225);
+  EXPECT_EQ(s.transfer.handshake_timeout, 5 * kSecond);
+  EXPECT_EQ(s.transfer.heartbeat_interval, 5 * kSecond);
+  EXPECT_EQ(s.transfer.heartbeat_extension, 20 * kSecond);
+  EXPECT_EQ(s.transfer.expiry_margin, 5 * kSecond);
+  EXPECT_EQ(s.transfer.push_poll, kMillisecond);
+  EXPECT_EQ(s.transfer.slow_submit, 200 * kMillisecond);
+  EXPECT_EQ(s.transfer.thread_contention, 1.0);
+  EXPECT_EQ(s.transfer.kv_recompute_threshold, 64);
+  EXPECT_EQ(s.transfer.pd_recompute_threshold, 0);
+  EXPECT_EQ(s.transfer.lease_reaper, LeaseReaper::in_order);
+  EXPECT_EQ(s.transfer.reuse_policy, ReusePolicy::threshold);
+  EXPECT_EQ(s.transfer.retention.policy, Retention::ttl);
+  EXPECT_TRUE(s.transfer.stale_guard && s.transfer.wait_for_siblings);
+  EXPECT_FALSE(s.transfer.bidirectional || s.transfer.hypothetical || s.transfer.warm_start ||
+               s.transfer.push_fail || s.transfer.background_receiver);
+  EXPECT_EQ(s.router.session_kv_ttl, 450 * kSecond);
+  EXPECT_FALSE(s.router.sequential_dispatch || s.workload.infer_sessions);
   EXPECT_EQ(s.transfer.full_hit_tokens, 16);
   EXPECT_EQ(s.transfer.kv_load_failure_policy, "fail");
   EXPECT_EQ(s.weights_dtype, "");
@@ -127,6 +145,35 @@ TEST(Scenario, DerivedDefaultsFollowWhatTheyDependOn) {
   const Scenario ucx = with_transfer(R"({"backend": "ucx", "post_fixed_us": 5})").scenario;
   EXPECT_EQ(ucx.transfer.post_fixed, 5'000);
   EXPECT_EQ(ucx.transfer.post_per_descriptor, 3'750);
+  // vLLM: a heartbeat every sixth of the lease, each good for two thirds of it.
+  const TransferConfig lease = with_transfer(R"({"kv_lease_duration": 12})").scenario.transfer;
+  EXPECT_EQ(lease.heartbeat_interval, 2 * kSecond);
+  EXPECT_EQ(lease.heartbeat_extension, 8 * kSecond);
+  const TransferConfig own =
+      with_transfer(R"({"kv_lease_duration_s": 12, "heartbeat_interval_s": 3})").scenario.transfer;
+  EXPECT_EQ(own.heartbeat_interval, 3 * kSecond);
+  EXPECT_EQ(own.heartbeat_extension, 8 * kSecond);
+  // 11.9 for 6.7 ms.
+  const TransferConfig reader = with_transfer(R"({"background_receiver": true})").scenario.transfer;
+  EXPECT_NEAR(reader.thread_contention, 11.9 / 6.7, 0.03);
+  EXPECT_EQ(with_transfer(R"({"background_receiver": true, "thread_contention": 1.2})")
+                .scenario.transfer.thread_contention,
+            1.2);
+}
+
+TEST(Scenario, Retention) {
+  const RetentionConfig r = with_transfer(R"({"bidirectional": true, "retention": {"policy": "priority",
+      "budget_gib": 1.5, "ranges": [{"to_token": 512, "priority": 90}, {"from_token": 512, "duration_s": 60}]}})")
+                                .scenario.transfer.retention;
+  EXPECT_EQ(r.policy, Retention::priority);
+  EXPECT_EQ(r.budget_gib, 1.5);
+  ASSERT_EQ(r.ranges.size(), 2u);
+  EXPECT_EQ(r.ranges[0].from_token, 0);
+  EXPECT_EQ(r.ranges[0].to_token, 512);
+  EXPECT_EQ(r.ranges[0].priority, 90);
+  EXPECT_EQ(r.ranges[0].duration, 0);
+  EXPECT_EQ(r.ranges[1].priority, 35);  // TensorRT-LLM's default
+  EXPECT_EQ(r.ranges[1].duration, 60 * kSecond);
 }
 
 TEST(Scenario, DurationsAreTheNearestNanosecond) {
@@ -175,20 +222,32 @@ TEST(Scenario, TakesVllmsOwnSpelling) {
 }
 
 TEST(Scenario, APairInheritsWhatItDoesNotSay) {
-  const LoadedScenario loaded = with_transfer(R"({"kv_lease_duration_s": 12, "post_fixed_us": 9, "pairs": [
-      {"from": "p", "to": "d", "mode": "push"}]})");
+  const LoadedScenario loaded =
+      with_transfer(R"({"kv_lease_duration_s": 12, "post_fixed_us": 9, "heartbeat_interval_s": 3,
+      "background_receiver": true, "thread_contention": 1.5, "pairs": [
+      {"from": "p", "to": "d", "kv_recompute_threshold": 128}]})");
   ASSERT_EQ(loaded.scenario.transfer_pairs.size(), 1u);
   const TransferPair& pair = loaded.scenario.transfer_pairs[0];
-  EXPECT_EQ(loaded.scenario.transfer.mode, TransferMode::pull);
-  EXPECT_EQ(pair.transfer.mode, TransferMode::push);
+  EXPECT_EQ(loaded.scenario.transfer.kv_recompute_threshold, 64);
+  EXPECT_EQ(pair.transfer.kv_recompute_threshold, 128);
   EXPECT_EQ(pair.transfer.kv_lease_duration, 12 * kSecond);
   EXPECT_EQ(pair.transfer.post_fixed, 9'000);
   EXPECT_EQ(origin(loaded, "/transfer/pairs/0/kv_lease_duration_s"), "as /transfer");
-  EXPECT_EQ(origin(loaded, "/transfer/pairs/0/mode"), "--set");
+  EXPECT_EQ(pair.transfer.heartbeat_interval, 3 * kSecond);
+  EXPECT_EQ(pair.transfer.thread_contention, 1.5);
+  EXPECT_EQ(origin(loaded, "/transfer/pairs/0/kv_recompute_threshold"), "--set");
   const TransferPair ucx =
       with_transfer(R"({"post_fixed_us": 9, "pairs": [{"from": "p", "to": "d", "backend": "ucx"}]})")
           .scenario.transfer_pairs[0];
   EXPECT_EQ(ucx.transfer.post_fixed, 0);
+  // What depends on a value that the pair does say follows that.
+  const TransferConfig lease =
+      with_transfer(
+          R"({"heartbeat_interval_s": 3, "pairs": [{"from": "p", "to": "d", "kv_lease_duration": 60}]})")
+          .scenario.transfer_pairs[0]
+          .transfer;
+  EXPECT_EQ(lease.heartbeat_interval, 10 * kSecond);
+  EXPECT_EQ(lease.heartbeat_extension, 40 * kSecond);
 }
 
 TEST(Scenario, SetTakesPoolsByNameAndIndex) {
@@ -266,7 +325,7 @@ TEST(Scenario, PricesSlosPlacementAndFaults) {
                                          {"pool": "d", "replica": 0, "node": 1, "gpus": [0], "nics": [2, 3]},
                                          {"pool": "d", "replica": 1, "node": 0, "gpus": [4]}])",
             R"(faults=[{"kind": "worker_crash", "target": "p-0", "at_s": 2.5, "duration_s": 60},
-                                      {"kind": "message_lost", "rate_per_hour": 4}])",
+                                      {"kind": "message_lost", "target": "heartbeat", "rate_per_hour": 4}])",
             R"(network.failed_rails=[{"node": 1, "gpu": 2, "rail": 1}])"})
           .scenario;
   EXPECT_EQ(s.pricing.plan, "usd_per_hour");
@@ -280,6 +339,7 @@ TEST(Scenario, PricesSlosPlacementAndFaults) {
   EXPECT_EQ(s.faults[0].duration, 60 * kSecond);
   EXPECT_EQ(s.faults[1].at, -1);
   EXPECT_EQ(s.faults[1].rate_per_hour, 4.0);
+  EXPECT_EQ(s.faults[1].target, kMessages[static_cast<std::size_t>(Message::heartbeat)].name);
   EXPECT_EQ(s.network.failed_rails[0].rail, 1);
   // One price for all, over a plan.
   const Scenario all = load({"pricing.usd_per_hour=12"}).scenario;
@@ -292,8 +352,9 @@ TEST(Scenario, WhatIsInForceLoadsToTheSame) {
   std::vector<LoadedScenario> all;
   for (const std::string& path : shipped()) all.push_back(load_scenario(path));
   all.push_back(
-      load({R"(transfer={"mode": "push", "backends": ["UCX"], "pairs": [{"from": "p", "to": "d",
-                                   "mode": "pull", "bidirectional": true}]})",
+      load({R"(transfer={"mode": "push", "backends": ["UCX"], "hypothetical": true, "bidirectional": true,
+              "heartbeat_interval_s": 3, "retention": {"policy": "priority", "ranges": [{"priority": 7}]},
+              "pairs": [{"from": "p", "to": "d", "kv_lease_duration": 60}]})",
             R"(pricing={"plan": {"usd_per_hour": 40}})", R"(slo={"ttft_ms": {"p50": 200}, "tpot_ms": 50})",
             R"(faults=[{"kind": "spot_reclaim", "rate_per_hour": 0.1}])",
             R"(workload={"synthetic": {"requests": 10, "concurrency": 4, "isl": 100, "osl": 20}})"}));

@@ -7,8 +7,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <tuple>
 #include <vector>
 
@@ -177,6 +179,56 @@ TEST(BlockPool, PrefixEndsAtTheFirstBlockThatIsNotCached) {
   pool.check();
 }
 
+TEST(BlockPool, TruncationReturnsTheTailAsReleaseWould) {
+  const Runs run{{7, 4}, {8, 4}};
+  BlockPool pool(10, true);
+  const TableId a = filled(pool, run, 8);
+  pool.truncate(a, 8);
+  EXPECT_EQ(pool.free_queue(), (Ids{8, 9}));
+  pool.truncate(a, 3);
+  EXPECT_EQ(ids_of(pool, a), (Ids{0, 1, 2}));
+  EXPECT_EQ(pool.free_queue(), (Ids{8, 9, 7, 6, 5, 4, 3}));
+  EXPECT_EQ(pool.cached_prefix(run, kAll), 8) << "given up is not forgotten";
+  EXPECT_EQ(pool.evicted_blocks(), 0u);
+  pool.release(a);
+  EXPECT_EQ(pool.free_queue(), (Ids{8, 9, 7, 6, 5, 4, 3, 2, 1, 0})) << "as in one go";
+  pool.check();
+}
+
+TEST(BlockPool, TruncationLeavesBlocksThatOthersOwn) {
+  const Runs run{{7, 4}};
+  BlockPool pool(6, true);
+  const TableId a = filled(pool, run, 4);
+  const TableId b = filled(pool, run, 3);
+  pool.truncate(a, 1);
+  EXPECT_EQ(pool.free_queue(), (Ids{4, 5, 3}));
+  EXPECT_EQ(ids_of(pool, b), (Ids{0, 1, 2}));
+  pool.truncate(b, 2);
+  EXPECT_EQ(pool.free_queue(), (Ids{4, 5, 3, 2}));
+  pool.release(b);
+  EXPECT_EQ(pool.free_queue(), (Ids{4, 5, 3, 2, 1})) << "0 is a's";
+  pool.check();
+}
+
+TEST(BlockPool, ATruncatedTableGoesOnAsIfItHadNeverHadMore) {
+  const Runs run{{7, 2}, {8, 2}};
+  BlockPool pool(6, true);
+  const TableId a = filled(pool, run, 4);
+  pool.truncate(a, 1);
+  EXPECT_TRUE(pool.extend(a, 5));  // 4 5 and then its own old ones: evicted, 3 and 2 of hash 8, 1 of 7
+  EXPECT_EQ(ids_of(pool, a), (Ids{0, 4, 5, 3, 2, 1}));
+  EXPECT_EQ(pool.cached_prefix(run, kAll), 1);
+  EXPECT_EQ(pool.evicted_blocks(), 3u);
+  pool.publish(a, 6);
+  EXPECT_EQ(pool.cached_prefix(run, kAll), 4);
+  pool.truncate(a, 0);
+  EXPECT_EQ(pool.size(a), 0);
+  EXPECT_EQ(pool.free_queue(), (Ids{1, 2, 3, 5, 4, 0}));
+  EXPECT_TRUE(pool.allocate(a, 3, 1));
+  EXPECT_EQ(ids_of(pool, a), (Ids{0, 4, 5, 1}));
+  pool.check();
+}
+
 TEST(BlockPool, WithoutPrefixCachingNothingHasAnIdentity) {
   const Runs run{{7, 4}};
   BlockPool pool(8, false);
@@ -239,6 +291,10 @@ TEST(BlockPool, MisuseIsABug) {
   EXPECT_THROW(pool.allocate(a, 0, 1), InternalError);
   EXPECT_THROW(pool.publish(a, 3), InternalError);
   EXPECT_THROW(pool.id(a, 2), InternalError);
+  EXPECT_THROW(pool.truncate(a, 3), InternalError);
+  EXPECT_THROW(pool.truncate(a, -1), InternalError);
+  Random random(1, Purpose::fragmentation);
+  EXPECT_THROW(pool.fragment(0.5, random), InternalError);
   pool.release(a);
   EXPECT_THROW(pool.release(a), InternalError);
   EXPECT_THROW(pool.size(17), InternalError);
@@ -261,6 +317,89 @@ TEST(CommonRuns, CountsMaximalRunsConsecutiveOnBothSides) {
   EXPECT_EQ(common_runs(a, tc, 24, a, tc, 24, 6, scratch), 6);
 }
 
+// ---- initial fragmentation ----------------------------------------------------------------------
+//
+// Theory: positions i and i + 1 of the queue hold i and i + 1 still when neither was displaced, a chance
+// of (1 - share)^2 = s. Of n ids 1 + (n - 1) (1 - s) runs remain, less the neighbours that arise by
+// chance: share of them where both places were refilled (1/n each of n share^2, over share^2) plus
+// 2 (1 - share) where one was, together at most 2. Events at i depend only on places i and i + 1, so the
+// number of runs varies by n (s (1 - s) + 2 share (1 - share)^3).
+
+std::int32_t runs_of(const Ids& ids) {
+  std::int32_t runs = 1;
+  for (std::size_t i = 1; i < ids.size(); ++i) runs += ids[i] != ids[i - 1] + 1;
+  return runs;
+}
+
+Ids fragmented(std::int32_t blocks, double share, std::uint64_t entity) {
+  BlockPool pool(blocks, true);
+  Random random(1, Purpose::fragmentation, entity);
+  pool.fragment(share, random);
+  pool.check();
+  return pool.free_queue();
+}
+
+TEST(Fragmentation, NoneLeavesTheIdsInOrder) {
+  Ids ordered(1000);
+  std::iota(ordered.begin(), ordered.end(), 0);
+  EXPECT_EQ(fragmented(1000, 0, 1), ordered);
+  EXPECT_EQ(fragmented(1, 1, 1), Ids{0});
+  EXPECT_EQ(fragmented(0, 1, 1), Ids{});
+}
+
+TEST(Fragmentation, DisplacesTheShareAndLosesNoId) {
+  constexpr std::int32_t kBlocks = 20'000;
+  for (const double share : {0.1, 0.5, 1.0}) {
+    const Ids queue = fragmented(kBlocks, share, 1);
+    std::int32_t moved = 0;
+    for (std::int32_t i = 0; i < kBlocks; ++i) moved += queue[static_cast<std::size_t>(i)] != i;
+    EXPECT_NEAR(moved, share * kBlocks, 5 * std::sqrt(kBlocks * share * (1 - share)) + 6) << share;
+    Ids sorted = queue;
+    std::ranges::sort(sorted);
+    for (std::int32_t i = 0; i < kBlocks; ++i) ASSERT_EQ(sorted[static_cast<std::size_t>(i)], i);
+    EXPECT_EQ(fragmented(kBlocks, share, 1), queue) << "the same stream, the same queue";
+    EXPECT_NE(fragmented(kBlocks, share, 2), queue);
+  }
+}
+
+TEST(Fragmentation, EveryPermutationIsEquallyLikely) {
+  constexpr int kTrials = 24'000;  // 1000 for each of the 24 orders of four ids
+  std::map<Ids, int> seen;
+  for (int i = 0; i < kTrials; ++i) ++seen[fragmented(4, 1, static_cast<std::uint64_t>(i))];
+  EXPECT_EQ(seen.size(), 24u);
+  for (const auto& [queue, times] : seen) EXPECT_NEAR(times, 1000, 5 * std::sqrt(1000.0));
+}
+
+TEST(Fragmentation, LeavesTheExpectedNumberOfRuns) {
+  constexpr std::int32_t kBlocks = 1000;
+  constexpr int kTrials = 400;
+  for (const double share : {0.02, 0.1, 0.3, 0.5, 0.8, 0.95, 1.0}) {
+    const double stay = 1 - share, together = stay * stay;
+    const double expected = 1 + (kBlocks - 1) * (1 - together) - 2 * stay - share;
+    const double variance = kBlocks * (together * (1 - together) + 2 * share * stay * stay * stay) + 3;
+    double sum = 0;
+    for (int i = 0; i < kTrials; ++i)
+      sum += runs_of(fragmented(kBlocks, share, static_cast<std::uint64_t>(i)));
+    EXPECT_NEAR(sum / kTrials, expected, 5 * std::sqrt(variance / kTrials)) << "share " << share;
+  }
+}
+
+TEST(Fragmentation, OfEitherSideBreaksTheRunsOfATransfer) {
+  // A run goes on where neither side was displaced, at neither place: n (1 - ((1 - a) (1 - b))^2) of them.
+  constexpr std::int32_t kBlocks = 50'000;
+  std::vector<BlockId> scratch;
+  for (const double share : {0.0, 0.2, 1.0}) {
+    BlockPool a(kBlocks, true), b(kBlocks, true);
+    Random random_a(1, Purpose::fragmentation, 1), random_b(1, Purpose::fragmentation, 2);
+    a.fragment(0.1, random_a);
+    b.fragment(share, random_b);
+    const std::int32_t runs =
+        common_runs(a, filled(a, {}, kBlocks), 0, b, filled(b, {}, kBlocks), 0, kBlocks, scratch);
+    const double stay = 0.9 * (1 - share);
+    EXPECT_NEAR(runs, kBlocks * (1 - stay * stay), 5 * std::sqrt(0.5 * kBlocks)) << share;
+  }
+}
+
 // ---- against the reference ----------------------------------------------------------------------
 
 /// What a random stream of operations is like.
@@ -272,6 +411,7 @@ struct Stream {
   std::int32_t runs;        ///< longest identity
   std::size_t tables;       ///< open at once, at most
   int operations;
+  double fragmentation;  ///< of the pool, at first
 };
 
 void PrintTo(const Stream& s, std::ostream* out) {
@@ -294,7 +434,9 @@ TEST_P(AgainstReference, EverythingThatCanBeSeenIsEqual) {
     return static_cast<std::int32_t>(random.below(static_cast<std::uint64_t>(n)));
   };
   BlockPool pool(stream.blocks, true);
-  ReferencePool reference(stream.blocks);
+  Random fragmentation(stream.seed, Purpose::fragmentation);
+  pool.fragment(stream.fragmentation, fragmentation);
+  ReferencePool reference(pool.free_queue());
   std::vector<OpenTable> tables;
   std::map<std::uint64_t, std::int32_t> leading;  // as the events tell
   pool.enable_events(true);
@@ -312,7 +454,7 @@ TEST_P(AgainstReference, EverythingThatCanBeSeenIsEqual) {
     }
     return runs;
   };
-  std::uint64_t hits = 0, refusals = 0;
+  std::uint64_t hits = 0, refusals = 0, shared_cuts = 0;
 
   for (int operation = 0; operation < stream.operations; ++operation) {
     const std::uint64_t what = random.below(16);
@@ -351,6 +493,14 @@ TEST_P(AgainstReference, EverythingThatCanBeSeenIsEqual) {
         t.full = std::max(t.full, random.below(2) == 0 ? size : below(size + 1));
         pool.publish(t.pool, t.full);
         reference.publish(t.reference, t.full);
+      } else if (what == 13) {
+        const std::int32_t keep = below(size + 1);
+        const std::int32_t free = pool.free_blocks();
+        pool.truncate(t.pool, keep);
+        reference.truncate(t.reference, keep);
+        shared_cuts += pool.free_blocks() - free < size - keep;
+        t.full = std::min(t.full, keep);
+        t.allocated = keep > 0;
       } else {
         pool.release(t.pool);
         reference.release(t.reference);
@@ -393,16 +543,17 @@ TEST_P(AgainstReference, EverythingThatCanBeSeenIsEqual) {
   EXPECT_GT(hits, 100u);
   EXPECT_GT(refusals, 10u);
   EXPECT_GT(reference.evicted_blocks(), 100u);
+  EXPECT_GT(shared_cuts, 10u) << "truncations that gave up blocks of others";
 }
 
 INSTANTIATE_TEST_SUITE_P(Streams, AgainstReference,
-                         testing::Values(Stream{1, 24, 4, 2, 4, 6, 150'000},     // tiny: all is shared
-                                         Stream{2, 60, 5, 1, 6, 8, 120'000},     // one chain, duplicates
-                                         Stream{3, 97, 7, 3, 6, 8, 40'000},      // odd sizes
-                                         Stream{4, 400, 32, 2, 5, 8, 30'000},    // Mooncake's 512 / 16
-                                         Stream{5, 500, 75, 2, 3, 6, 20'000},    // runs longer than a segment
-                                         Stream{6, 64, 1, 2, 24, 8, 40'000},     // one block a run
-                                         Stream{7, 300, 8, 6, 8, 24, 20'000}));  // many tables
+                         testing::Values(Stream{1, 24, 4, 2, 4, 6, 150'000, 0},     // tiny: all is shared
+                                         Stream{2, 60, 5, 1, 6, 8, 120'000, 0.3},   // one chain, duplicates
+                                         Stream{3, 97, 7, 3, 6, 8, 40'000, 0},      // odd sizes
+                                         Stream{4, 400, 32, 2, 5, 8, 30'000, 0.5},  // Mooncake's 512 / 16
+                                         Stream{5, 500, 75, 2, 3, 6, 20'000, 1},    // runs beyond a segment
+                                         Stream{6, 64, 1, 2, 24, 8, 40'000, 0},     // one block a run
+                                         Stream{7, 300, 8, 6, 8, 24, 20'000, 0}));  // many tables
 
 }  // namespace
 }  // namespace pdsim

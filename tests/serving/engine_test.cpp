@@ -4,10 +4,12 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <functional>
 #include <map>
 #include <numeric>
 #include <string>
+#include <utility>
 
 #include "sim/core/random.hpp"
 #include "tests/serving/driver.hpp"
@@ -16,44 +18,6 @@ namespace pdsim {
 namespace {
 
 constexpr Nanos kStep = 100;  // of LinearClock{}
-
-EngineLimits limits_of(std::int32_t block, std::int32_t seqs, std::int32_t tokens, bool async) {
-  EngineLimits limits;
-  limits.block_size = block;
-  limits.max_num_seqs = seqs;
-  limits.max_num_batched_tokens = tokens;
-  limits.full_hit_tokens = block;
-  limits.async = async;
-  limits.step_by_step = true;
-  return limits;
-}
-
-/// Full blocks of a prompt under one name, then of what follows under the sequence's own.
-std::vector<HashRun> identity_of(std::uint64_t prompt_name, std::int32_t prompt_blocks, std::uint64_t own,
-                                 std::int32_t own_blocks) {
-  std::vector<HashRun> identity;
-  if (prompt_blocks > 0) identity.push_back({prompt_name, prompt_blocks});
-  if (own_blocks > 0) identity.push_back({own, own_blocks});
-  return identity;
-}
-
-/// "A4 B4*" for four tokens of sequence 0 and four of sequence 1, the latter sampled.
-std::string text(const Driver::Started& step) {
-  std::string out;
-  for (const Step::Item& item : step.items) {
-    out += std::string(out.empty() ? "" : " ") + static_cast<char>('A' + item.seq) +
-           std::to_string(item.tokens) + (item.sampled ? "*" : "");
-  }
-  return out;
-}
-
-std::vector<std::string> texts(const Driver& driver) {
-  std::vector<std::string> out;
-  for (const Driver::Started& step : driver.steps) out.push_back(text(step));
-  return out;
-}
-
-using Texts = std::vector<std::string>;
 
 // ------------------------------------------------------------------------------------- batches
 
@@ -230,8 +194,7 @@ TEST(Preemption, ThePreemptedWaitsAtTheFrontAndLosesItsTailFirst) {
 TEST(Preemption, NobodyIsAdmittedInAStepThatPreempts) {
   Driver d(limits_of(4, 2, 64, false), LinearClock{}, 7, false);
   d.arrive(0, 8, 2);
-  d.sequences[0].remote = true;
-  d.fates[0].wire = 10;
+  d.lies_elsewhere(0, 10);
   d.arrive(0, 4, 8);  // B and C as in the tests above: 5 blocks between them
   d.arrive(0, 4, 8);
   d.run();
@@ -246,8 +209,7 @@ TEST(Preemption, WhoPreemptsItselfMakesWayForWhoHasLoaded) {
   for (const bool async : {false, true}) {
     Driver d(limits_of(4, 1, 64, async), LinearClock{}, 4, false);
     d.arrive(0, 8, 1);
-    d.sequences[0].remote = true;
-    d.fates[0].wire = 10;
+    d.lies_elsewhere(0, 10);
     d.arrive(0, 4, 8);
     d.run();
     EXPECT_EQ(d.sequences[1].preemptions, 1);
@@ -344,8 +306,7 @@ struct LoadWorld {
       : d(limits, LinearClock{}, blocks) {
     running = d.arrive(0, 4, 12, identity_of(1, 1, 11, 3));
     remote = d.arrive(0, prompt, 2, identity_of(2, prompt / limits.block_size, 12, 1));
-    d.sequences[remote].remote = true;
-    d.fates[remote].wire = wire;
+    d.lies_elsewhere(remote, wire);
   }
 };
 
@@ -393,9 +354,8 @@ TEST(Load, PromotedBeforeWaiting) {
   d.arrive(0, 4, 4);  // B and C run meanwhile and take both slots
   d.arrive(0, 4, 6);
   d.arrive(0, 4, 1);  // D waits
-  d.sequences[0].remote = true;
+  d.lies_elsewhere(0, 150);
   d.sequences[0].final = 8 + 2;
-  d.fates[0].wire = 150;
   d.run();
   // A has landed by 200 but both slots are taken until B ends at 400: then A, not D.
   EXPECT_EQ(text(d.steps[0]), "B4* C4*");
@@ -409,8 +369,8 @@ TEST(Load, ALoadedPromptIsPublishedWhenItHasLanded) {
   d.arrive(0, 16, 1, identity_of(7, 4, 11, 0));
   d.arrive(0, 16, 1, identity_of(7, 4, 12, 0));
   d.arrive(250, 16, 1, identity_of(7, 4, 13, 0));
-  d.sequences[0].remote = d.sequences[1].remote = true;
-  d.fates[0].wire = d.fates[1].wire = 120;
+  d.lies_elsewhere(0, 120);
+  d.lies_elsewhere(1, 120);
   d.run();
   EXPECT_EQ(d.steps[0].loads.size(), 2u);  // the second finds nothing: the first is still loading
   EXPECT_EQ(d.sequences[2].hit_tokens, 12);
@@ -422,8 +382,7 @@ TEST(Load, TheLastBlockIsPublishedWithTheLastToken) {
   Driver d(limits_of(4, 8, 64, false), LinearClock{}, 40);
   d.arrive(0, 16, 3, identity_of(7, 4, 11, 0));
   d.arrive(100, 20, 1, identity_of(7, 4, 12, 1));
-  d.sequences[0].remote = true;
-  d.fates[0].wire = 90;
+  d.lies_elsewhere(0, 90);
   d.run();
   // Step [0, 50) only posts; the poll at 100 sees the load, and the arrival is there.
   EXPECT_EQ(text(d.steps[1]), "A1* B4*");
@@ -476,14 +435,12 @@ TEST(Load, FullHitAndRecomputeThreshold) {
       {0, 6, 0, 6, true},
   };
   for (const Case& c : cases) {
-    EngineLimits limits = limits_of(4, 8, 64, false);
-    limits.full_hit_tokens = c.full_hit;
-    limits.pd_recompute_threshold = c.threshold;
-    Driver d(limits, LinearClock{}, 40);
+    Driver d(limits_of(4, 8, 64, false), LinearClock{}, 40);
+    d.full_hit_tokens = c.full_hit;
+    d.recompute_threshold = c.threshold;
     if (c.cached_blocks > 0) d.arrive(0, 4 * c.cached_blocks + 1, 1, identity_of(7, c.cached_blocks, 11, 0));
     const SeqId b = d.arrive(200, c.prompt, 1, identity_of(7, c.prompt / 4, 12, 0));
-    d.sequences[b].remote = true;
-    d.fates[b].wire = 10;
+    d.lies_elsewhere(b, 10);
     d.run();
     const Driver::Started& step = d.steps[c.cached_blocks > 0 ? 1 : 0];
     const std::string what = "lacks " + std::to_string(c.prompt - 4 * c.cached_blocks) + " of full hit " +
@@ -498,13 +455,108 @@ TEST(Load, FullHitAndRecomputeThreshold) {
   }
 }
 
+// Only the first 10 of 30 tokens lie elsewhere: blocks for these 10 alone are taken at admission, though all
+// 30 must fit; what is left is computed in chunks of the budget, and only the last of them yields a token.
+TEST(Load, APartOfThePromptIsLoadedAndTheRestComputedInChunks) {
+  for (const bool async : {false, true}) {
+    Driver d(limits_of(4, 8, 8, async), LinearClock{}, 40);
+    const SeqId a = d.arrive(0, 30, 1);
+    d.lies_elsewhere(a, 220, 10);
+    std::vector<std::int32_t> blocks, loading;
+    std::pair seen{&blocks, &loading};
+    d.context = &seen;
+    d.at_boundary = [](Driver& w, Nanos) {
+      const auto& [sizes, held] = *static_cast<decltype(seen)*>(w.context);
+      if (w.sequences[0].table == kNoTable) return;
+      sizes->push_back(w.engine.pool().size(w.sequences[0].table));
+      held->push_back(w.engine.held(Hold::loading));
+    };
+    d.run();
+    EXPECT_EQ(texts(d), (Texts{"", "A8", "A8", "A4*"}));
+    EXPECT_EQ(d.sequences[a].load_tokens, 10);
+    EXPECT_EQ(d.sequences[a].remote_tokens, 0);
+    EXPECT_EQ(d.steps[1].shape.prefill_pairs, 11 + 12 + 13 + 14 + 15 + 16 + 17 + 18);
+    // ceil(10 / 4) when posted and when that step ends, then ceil(18 / 4), ceil(26 / 4), ceil(30 / 4); the
+    // pipeline is a step ahead when async.
+    EXPECT_EQ(blocks, async ? (std::vector<std::int32_t>{3, 3, 7, 8, 8})
+                            : (std::vector<std::int32_t>{3, 3, 5, 7, 8}));
+    EXPECT_EQ(loading, (std::vector<std::int32_t>{3, 3, 0, 0, 0}));
+    EXPECT_EQ(d.fates[a].first, 250 + 3 * kStep);  // [0, 50) posts; polls at 100, 150, 200, 250 >= 220
+  }
+}
+
+// Of 10 tokens elsewhere 8 are cached here: 2 are loaded, behind the hits. Of 8, none: nobody is asked.
+TEST(Load, WhatIsCachedHereIsNotLoaded) {
+  for (const std::int32_t elsewhere : {10, 9, 8, 3}) {
+    Driver d(limits_of(4, 8, 64, false), LinearClock{}, 40);
+    d.full_hit_tokens = -100;  // whoever is asked wants a load
+    d.arrive(0, 9, 1, identity_of(7, 2, 11, 0));
+    const SeqId b = d.arrive(200, 20, 1, identity_of(7, 2, 12, 3));
+    d.lies_elsewhere(b, 10, elsewhere);
+    d.run();
+    const bool loads = elsewhere > 8;
+    EXPECT_EQ(d.sequences[b].hit_tokens, 8);
+    EXPECT_EQ(d.sequences[b].load_tokens, loads ? elsewhere - 8 : 0);
+    EXPECT_EQ(d.steps[1].loads.size(), loads ? 1u : 0u) << elsewhere;
+    EXPECT_EQ(d.steps[1].declined.size(), loads ? 0u : 1u) << elsewhere;
+    EXPECT_EQ(d.steps.back().shape.tokens(), 20 - std::max(8, elsewhere)) << elsewhere;
+  }
+}
+
+// The hook is asked again whenever the head is looked at, and what it says then is what counts: here it
+// wants a load as long as fewer than two blocks are cached, and those come while the head waits for room.
+TEST(Load, TheLastAnswerCounts) {
+  Driver d(limits_of(4, 1, 64, false), LinearClock{}, 40);
+  d.full_hit_tokens = 8;
+  d.arrive(0, 9, 3, identity_of(7, 2, 11, 0));
+  const SeqId b = d.arrive(0, 16, 1, identity_of(7, 4, 12, 0));
+  d.lies_elsewhere(b, 10);  // lacks 16 at first, 8 when A has gone
+  d.run();
+  EXPECT_EQ(d.sequences[b].load_tokens, 0);
+  EXPECT_EQ(text(d.steps[3]), "B8*");
+}
+
+// A part that could not be loaded is computed here with all the rest: from what was cached on.
+TEST(Load, APartThatFailsIsComputedHere) {
+  Driver d(limits_of(4, 8, 8, false), LinearClock{}, 40);
+  const SeqId a = d.arrive(0, 20, 1);
+  d.lies_elsewhere(a, 60, 12);
+  d.fates[a].post = Driver::Fate::Post::recompute;
+  d.run();
+  EXPECT_EQ(texts(d), (Texts{"", "", "A8", "A8", "A4*"}));
+  EXPECT_EQ(d.engine.held(Hold::loading), 0);
+}
+
+// Without chunked prefill what is left of a loaded prompt waits for a whole budget, like any prompt.
+TEST(Load, WithoutChunksTheRestWaitsForAWholeBudget) {
+  EngineLimits limits = limits_of(16, 8, 32, false);
+  limits.chunked_prefill = false;
+  Driver d(limits, LinearClock{}, 100);
+  d.full_hit_tokens = 0;
+  d.arrive(0, 10, 3);
+  const SeqId b = d.arrive(0, 42, 1);
+  d.lies_elsewhere(b, 10, 10);
+  d.run();
+  EXPECT_EQ(texts(d), (Texts{"A10*", "A1*", "A1*", "B32*"}));
+}
+
+// What lies elsewhere would fit, all of the prompt does not: it waits, and holds nothing.
+TEST(Load, AllOfThePromptMustFitThoughAPartIsLoaded) {
+  Driver d(limits_of(4, 8, 64, false), LinearClock{}, 8);
+  const SeqId a = d.arrive(0, 12, 3);  // 3 of 8 blocks, 4 when it ends
+  const SeqId b = d.arrive(0, 24, 1);  // 6
+  d.lies_elsewhere(b, 10, 8);
+  d.run();
+  EXPECT_EQ(d.sequences[b].admitted, d.fates[a].finish);
+  EXPECT_EQ(d.sequences[b].load_tokens, 8);
+}
+
 // An engine with nothing but loading sequences takes empty steps of idle_step: a load that lands at 10 +
 // 220 is seen at the first multiple of 50 since the step that posted it ended.
 TEST(Load, AnEngineThatOnlyWaitsPollsAtIdleSteps) {
   Driver d(limits_of(4, 8, 64, false), LinearClock{}, 40);
   d.arrive(10, 8, 1);
-  d.sequences[0].remote = true;
-  d.fates[0].wire = 220;
+  d.lies_elsewhere(0, 220);
   d.run();
   // Step [10, 60) is empty but for the post; polls at 110, 160, 210, 260 >= 230; one step.
   EXPECT_EQ(d.fates[0].first, 260 + kStep);
@@ -681,8 +733,9 @@ std::uint64_t state_of(const Driver& d) {
     for (const std::int64_t x :
          {std::int64_t{s.known}, std::int64_t{s.pending}, std::int64_t{s.computed},
           std::int64_t{s.hit_tokens}, std::int64_t{s.load_tokens}, std::int64_t{s.preemptions},
-          std::int64_t{s.recomputed}, std::int64_t{s.lost}, std::int64_t(s.status), std::int64_t{s.remote},
-          std::int64_t{s.started}, s.considered, s.admitted, s.last_token, s.longest_gap}) {
+          std::int64_t{s.recomputed}, std::int64_t{s.lost}, std::int64_t(s.status),
+          std::int64_t{s.remote_tokens}, std::int64_t{s.started}, s.considered, s.admitted, s.last_token,
+          s.longest_gap}) {
       h.add(x);
     }
   }
@@ -697,12 +750,40 @@ std::uint64_t state_of(const Driver& d) {
 struct Seen {
   std::map<Nanos, std::uint64_t> boundaries;
   std::vector<std::uint64_t> settles;
+  // Blocks by who has them, counted table by table, and their sums over time: right where every boundary is
+  // seen, as nothing changes between two.
+  std::array<std::int32_t, 1 + kHolds> blocks{};
+  std::array<__int128, 1 + kHolds> block_ns{};
+  Nanos since = 0;
+
+  void count(const Driver& d, Nanos now) {
+    for (std::size_t i = 0; i < blocks.size(); ++i) {
+      block_ns[i] += static_cast<__int128>(blocks[i]) * (now - since);
+    }
+    since = now;
+    blocks = {};
+    const auto at = [&](Hold hold) -> std::int32_t& { return blocks[1 + static_cast<std::size_t>(hold)]; };
+    for (const Sequence& s : d.sequences) {
+      if (s.status != SeqStatus::loading && s.status != SeqStatus::loaded) continue;
+      at(Hold::loading) += d.engine.pool().size(s.table);
+    }
+    for (const SeqId id : d.kept()) at(d.kept_as(id)) += d.engine.pool().size(d.sequences[id].table);
+    const std::int32_t held = std::accumulate(blocks.begin() + 1, blocks.end(), 0);
+    blocks[0] = std::max(0, d.engine.pool().total_blocks() - d.engine.pool().free_blocks() - held);
+  }
 };
 
 void watch(Driver& d, Seen& seen) {
   d.keep_steps = false;
   d.context = &seen;
-  d.at_boundary = [](Driver& w, Nanos now) { static_cast<Seen*>(w.context)->boundaries[now] = state_of(w); };
+  d.at_boundary = [](Driver& w, Nanos now) {
+    static_cast<Seen*>(w.context)->boundaries[now] = state_of(w);
+    static_cast<Seen*>(w.context)->count(w, now);
+  };
+  d.at_crash = [](Driver& w, Nanos now) {
+    static_cast<Seen*>(w.context)->count(w, now);
+    static_cast<Seen*>(w.context)->blocks = {};
+  };
   d.at_settle = [](Driver& w, Nanos) {
     Hash h;
     add_pool(h, w);
@@ -730,8 +811,8 @@ World random_world(std::uint64_t seed) {
   const auto below = [&](std::uint64_t n) { return static_cast<std::int32_t>(r.below(n)); };
   const std::int32_t block = 1 << below(5);
   w.limits = limits_of(block, 1 + below(8), 8 + below(60), r.below(2) == 0);
-  w.limits.pd_recompute_threshold = r.below(4) == 0 ? below(20) : 0;
-  w.limits.full_hit_tokens = r.below(4) == 0 ? 0 : block;
+  const std::int32_t threshold = r.below(4) == 0 ? below(20) : 0;
+  const std::int32_t full_hit = r.below(4) == 0 ? 0 : block;
   w.limits.max_num_batched_tokens = std::max(w.limits.max_num_batched_tokens, w.limits.max_num_seqs);
   w.clock.base = 50 + below(100);
   w.clock.per_token = below(4);
@@ -752,11 +833,15 @@ World random_world(std::uint64_t seed) {
   const std::int32_t requests = 1 + below(14);
   const Nanos spread = 1 + below(8000);
   const bool remote = r.below(2) == 0, silent = r.below(3) == 0, failing = r.below(2) == 0;
+  const bool pins = r.below(2) == 0, reclaims = r.below(2) == 0, parts = r.below(2) == 0;
+  const std::int32_t aborts = r.below(3) == 0 ? below(6) : 0, crashes = r.below(6) == 0 ? 1 + below(2) : 0;
   w.script = [=](Driver& d) {
     Random q(seed, Purpose::lengths);
     const auto draw = [&](std::int64_t n) {
       return static_cast<std::int32_t>(q.below(static_cast<std::uint64_t>(std::max<std::int64_t>(1, n))));
     };
+    d.recompute_threshold = threshold;
+    d.full_hit_tokens = full_hit;
     d.idle_step = 20 + draw(100);
     d.posting = draw(60);
     std::vector<Nanos> arrivals;
@@ -774,9 +859,9 @@ World random_world(std::uint64_t seed) {
       }
       const SeqId id = d.arrive(arrivals[static_cast<std::size_t>(i)], prompt, output, std::move(identity));
       d.sequences[id].counted = draw(5) != 0;
-      d.fates[id].wire = draw(2000);
+      const Nanos wire = draw(2000);
       d.fates[id].hold = draw(1500);
-      if (remote && draw(2) == 0) d.sequences[id].remote = true;
+      if (remote && draw(2) == 0) d.lies_elsewhere(id, wire);
       if (failing && draw(4) == 0) d.fates[id].post = static_cast<Driver::Fate::Post>(1 + draw(2));
       if (silent && draw(2) == 0) {
         d.sequences[id].silent = true;
@@ -787,12 +872,22 @@ World random_world(std::uint64_t seed) {
     for (std::int32_t i = draw(12); i > 0; --i) d.settle_at(draw(3 * spread + 3000));
     for (std::int32_t i = draw(8); i > 0; --i) d.timers.push_back(draw(3 * spread + 3000));
     std::sort(d.timers.begin(), d.timers.end());
+    d.reclaims = reclaims;
+    for (std::size_t i = 0; i < d.sequences.size(); ++i) {
+      Sequence& s = d.sequences[i];
+      if (pins && draw(2) == 0) d.fates[i].pin = draw(4000);
+      if (parts && s.remote_tokens > 0) s.remote_tokens = 1 + draw(s.prompt);
+    }
+    for (std::int32_t i = 0; i < aborts; ++i) {
+      d.abort_at(draw(spread + 2000), static_cast<SeqId>(draw(requests)));
+    }
+    for (std::int32_t i = 0; i < crashes; ++i) d.crash_at(draw(spread + 1000));
   };
   return w;
 }
 
 TEST(Runs, EqualStepByStepOnRandomWorlds) {
-  std::uint64_t full = 0, all = 0, preemptions = 0, loads = 0, evictions = 0;
+  std::uint64_t full = 0, all = 0, preemptions = 0, loads = 0, evictions = 0, dead = 0, delays = 0, asked = 0;
   for (std::uint64_t seed = 1; seed <= 4000; ++seed) {
     const World w = random_world(seed);
     SCOPED_TRACE("seed " + std::to_string(seed) + ": block " + std::to_string(w.limits.block_size) +
@@ -820,7 +915,9 @@ TEST(Runs, EqualStepByStepOnRandomWorlds) {
 
     ASSERT_EQ(a.sequences.size(), b.sequences.size());
     for (std::size_t i = 0; i < a.sequences.size(); ++i) {
-      ASSERT_GE(b.fates[i].finish, 0) << i;
+      ASSERT_TRUE(b.fates[i].finish >= 0 || b.fates[i].dead) << i;
+      ASSERT_EQ(a.fates[i].dead, b.fates[i].dead) << i;
+      dead += b.fates[i].dead ? 1 : 0;
       ASSERT_EQ(a.fates[i].first, b.fates[i].first) << i;
       ASSERT_EQ(a.fates[i].finish, b.fates[i].finish) << i;
       ASSERT_EQ(a.sequences[i].longest_gap, b.sequences[i].longest_gap) << i;
@@ -851,6 +948,21 @@ TEST(Runs, EqualStepByStepOnRandomWorlds) {
     ASSERT_EQ(p.preemptions, q.preemptions);
     ASSERT_EQ(p.max_used_blocks, q.max_used_blocks);
     ASSERT_EQ(p.used_block_ns, q.used_block_ns);
+    ASSERT_EQ(p.pin_delays, q.pin_delays);
+    ASSERT_EQ(p.pin_delay, q.pin_delay);
+    delays += static_cast<std::uint64_t>(q.pin_delays);
+    asked += b.asked.size();
+
+    seen_b.count(b, b.now());
+    const Timeline &t = a.engine.timeline(), &u = b.engine.timeline();
+    ASSERT_EQ(t.width(), u.width());
+    ASSERT_EQ(t.buckets(), u.buckets());
+    for (std::size_t i = 0; i < t.series(); ++i) {
+      ASSERT_TRUE(u.total(i) == seen_b.block_ns[i]) << "series " << i;
+      for (std::size_t bucket = 0; bucket < t.buckets(); ++bucket) {
+        ASSERT_TRUE(t.integral(i, bucket) == u.integral(i, bucket)) << "series " << i;
+      }
+    }
 
     const auto &log_a = a.engine.cache_log(), &log_b = b.engine.cache_log();
     ASSERT_EQ(log_a.size(), log_b.size());
@@ -876,8 +988,11 @@ TEST(Runs, EqualStepByStepOnRandomWorlds) {
   // The worlds are what they are meant to be: runs happen, and so does what could break them.
   EXPECT_LT(full, all * 2 / 3);
   EXPECT_GT(preemptions, 3000u);
-  EXPECT_GT(loads, 4000u);
+  EXPECT_GT(loads, 3500u);
   EXPECT_GT(evictions, 4000u);
+  EXPECT_GT(dead, 500u);
+  EXPECT_GT(delays, 300u);
+  EXPECT_GT(asked, 300u);
 }
 
 // The integral of blocks in use must not depend on how often it is brought up to date, also where it

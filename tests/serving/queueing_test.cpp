@@ -158,8 +158,9 @@ TEST(Queueing, LittlesLawWithPreemptionsAndLoads) {
       time += static_cast<Nanos>(random.below(4000));
       const SeqId id = d.arrive(time, 1 + static_cast<std::int32_t>(random.below(100)),
                                 1 + static_cast<std::int32_t>(random.below(60)));
-      d.sequences[id].remote = random.below(3) == 0;
-      d.fates[id].wire = static_cast<Nanos>(random.below(9000));
+      const bool remote = random.below(3) == 0;
+      const auto wire = static_cast<Nanos>(random.below(9000));
+      if (remote) d.lies_elsewhere(id, wire);
     }
     d.run();
     EXPECT_GT(d.engine.statistics().preemptions, 100);

@@ -19,9 +19,9 @@ class ReferencePool {
  public:
   using Identity = std::pair<std::uint64_t, std::int32_t>;  ///< (hash, index within the run)
 
-  explicit ReferencePool(std::int32_t blocks) : blocks_(static_cast<std::size_t>(blocks)) {
-    for (BlockId id = 0; id < blocks; ++id) queue_.push_back(id);
-  }
+  /// `queue`: the ids 0, 1, 2, ... in the order in which they are to be handed out.
+  explicit ReferencePool(const std::vector<BlockId>& queue)
+      : blocks_(queue.size()), queue_(queue.begin(), queue.end()) {}
 
   TableId open(std::span<const HashRun> identity) {
     Table table;
@@ -75,11 +75,17 @@ class ReferencePool {
     }
   }
 
-  void release(TableId id) {
+  void truncate(TableId id, std::int32_t keep_blocks) {
     Table& table = tables_.at(id);
-    for (auto b = table.blocks.rbegin(); b != table.blocks.rend(); ++b) {
-      if (--block(*b).owners == 0) queue_.push_back(*b);
+    for (; std::ssize(table.blocks) > keep_blocks; table.blocks.pop_back()) {
+      const BlockId b = table.blocks.back();
+      if (--block(b).owners == 0) queue_.push_back(b);
     }
+    table.published = std::min(table.published, keep_blocks);
+  }
+
+  void release(TableId id) {
+    truncate(id, 0);
     tables_.erase(id);
   }
 

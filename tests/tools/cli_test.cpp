@@ -13,29 +13,11 @@
 #include <sstream>
 #include <thread>
 
+#include "tests/tools/run.hpp"
 #include "tests/traces/files.hpp"
 
 namespace pdsim {
 namespace {
-
-struct Ran {
-  int status = -1;  ///< exit status, or 128 + the signal that killed it
-  std::string out, err;
-};
-
-int status_of(int wait_status) {
-  return WIFEXITED(wait_status) ? WEXITSTATUS(wait_status) : 128 + WTERMSIG(wait_status);
-}
-
-// Runs "pdsim ARGUMENTS" through a shell in `folder`; stdin is empty unless the arguments redirect it.
-Ran run(const Folder& folder, const std::string& arguments) {
-  const Folder out_of_sight;
-  const std::string out = out_of_sight / "out", err = out_of_sight / "err";
-  const std::string command = "cd '" + (folder / "") + "' && '" PDSIM_BINARY "' " + arguments + " >'" + out +
-                              "' 2>'" + err + "' </dev/null";
-  const int status = std::system(command.c_str());
-  return {status_of(status), bytes_of(out), bytes_of(err)};
-}
 
 const std::string kRow = "{\"timestamp\": 0, \"input_length\": 5, \"output_length\": 1, \"hash_ids\": [1]}\n";
 const std::string kLateRow =

@@ -2,17 +2,16 @@
 // config worked out by hand, and those that a replay of one request measures; the scenario that it prints
 // is the one in force, whatever spelling and defaults it came from.
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
 #include <vector>
 
+#include "tests/tools/run.hpp"
 #include "tests/traces/files.hpp"
 
 namespace pdsim {
@@ -26,20 +25,6 @@ const std::string kPair = kScenarios + "p5en-1p1d-qwen3-32b.json";
 const std::string kOneNode = R"( --set 'placement=[{"pool":"prefill","replica":0,"node":0,"gpus":[0,1,2,3]},)"
                              R"({"pool":"decode","replica":0,"node":0,"gpus":[4,5,6,7]}]')";
 constexpr double kGiB = 1024.0 * 1024 * 1024;
-
-struct Ran {
-  int status = -1;
-  std::string out, err;
-};
-
-// Runs "pdsim ARGUMENTS" through a shell.
-Ran run(const std::string& arguments) {
-  const Folder folder;
-  const std::string command =
-      "'" PDSIM_BINARY "' " + arguments + " >'" + (folder / "out") + "' 2>'" + (folder / "err") + "'";
-  const int status = std::system(command.c_str());
-  return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, bytes_of(folder / "out"), bytes_of(folder / "err")};
-}
 
 ordered_json described(const std::string& arguments) {
   const Ran ran = run("describe --json " + arguments);
@@ -143,11 +128,84 @@ TEST(Describe, HandOverByHand) {
               0.01);
 }
 
+// A WRITE of the same 2 MiB operations reaches 366.87 of 400 GB/s, and its data need no request to travel
+// first; prefill's own thread posts it. First contact: one handshake of 1 ms, and a descriptor prepared for
+// each of 128 regions of each block of decode's pool.
+TEST(Describe, APushByHand) {
+  const ordered_json doc = described(kPair + " --set transfer.mode=push");
+  const ordered_json& h = doc["hand_overs"][0];
+  EXPECT_EQ(h["operation"], "write");
+  EXPECT_EQ(h["posted_by"], "prefill");
+  EXPECT_EQ(h["posted_on"], "its own thread");
+  EXPECT_EQ(h["posting_gpus"], 4);
+  EXPECT_EQ(h["remotes_per_gpu"], 1);
+  EXPECT_EQ(h["contention"], 1.0);
+  const ordered_json& one = h["one_run"];
+  EXPECT_NEAR(one["post_us"].get<double>(), 71 + 128 * 2.43, 1e-6);
+  EXPECT_NEAR(one["total_us"].get<double>(), 71 + 512.0 * 1024 * 1024 / (50e3 * 366.87 / 400) + 17.3, 0.01);
+  EXPECT_NEAR(h["first_contact_ms"].get<double>(),
+              1 + 128 * doc["pools"][1]["kv"]["blocks"].get<double>() * 225e-6, 1e-6);
+  EXPECT_EQ(described(kPair + " --set transfer.warm_start=true")["hand_overs"][0]["first_contact_ms"], 0.0);
+}
+
+// Only a thread beside the forward thread has to share the CPU with it.
+TEST(Describe, PostingOnAThreadOfItsOwn) {
+  const ordered_json forward = described(kPair + " --set transfer.thread_contention=3")["hand_overs"][0];
+  const ordered_json reader = described(kPair + " --set transfer.background_receiver=true")["hand_overs"][0];
+  EXPECT_EQ(forward["posted_on"], "the forward thread");
+  EXPECT_NEAR(forward["one_run"]["post_us"].get<double>(), 71 + 128 * 2.43, 1e-6);
+  EXPECT_EQ(reader["posted_on"], "its own thread");
+  EXPECT_NEAR(reader["one_run"]["post_us"].get<double>(), 1.8 * (71 + 128 * 2.43), 0.01);
+}
+
+// What a pair of pools says of its own is what its hand-over is planned with.
+TEST(Describe, APairsOwnSettings) {
+  const ordered_json h = described(
+      kPair +
+      R"( --set 'transfer.pairs=[{"from":"prefill","to":"decode","backend":"ucx"}]')")["hand_overs"][0];
+  EXPECT_NEAR(h["one_run"]["post_us"].get<double>(), 128 * 3.75, 1e-6);
+}
+
+TEST(Describe, ReadsBackWhenBidirectional) {
+  EXPECT_TRUE(described(kPair)["read_backs"].empty());
+  const ordered_json doc = described(kPair + " --set transfer.bidirectional=true");
+  ASSERT_EQ(doc["read_backs"].size(), 1u);
+  const ordered_json& back = doc["read_backs"][0];
+  EXPECT_EQ(back["from"], "decode");
+  EXPECT_EQ(back["to"], "prefill");
+  EXPECT_EQ(back["operation"], "read");
+  EXPECT_EQ(back["posted_by"], "prefill");
+  EXPECT_EQ(back["posted_on"], "the forward thread");
+  EXPECT_EQ(back["one_run"], doc["hand_overs"][0]["one_run"]);  // both sides are alike
+  EXPECT_FALSE(doc.contains("hypothetical"));
+}
+
+TEST(Describe, WhatNoEngineCombinesIsCalledHypothetical) {
+  const std::string both = kPair +
+                           " --set transfer.mode=push_layerwise --set transfer.bidirectional=true --set "
+                           "transfer.hypothetical=true";
+  const ordered_json doc = described(both);
+  EXPECT_EQ(doc["hypothetical"], true);
+  EXPECT_EQ(doc["hand_overs"][0]["operation"], "write");
+  EXPECT_EQ(doc["read_backs"][0]["operation"], "read");
+  EXPECT_EQ(doc["releases"]["unreleased"], true);
+  const std::string text = run("describe " + both).out;
+  for (const char* part :
+       {"\n  Hypothetical: no engine", "\nRead back of 8,192 tokens, decode to prefill", "\n  written by",
+        "\n  transfer.bidirectional with push                  no engine       vllm#46473",
+        "\n  transfer.mode push_layerwise                      unreleased      vllm#56874\n"}) {
+    EXPECT_NE(text.find(part), std::string::npos) << part;
+  }
+}
+
 // A replay of one request of the described length measures what describe said.
 TEST(Describe, AReplayDoesWhatWasDescribed) {
   for (const std::string& sets :
        {std::string(), kOneNode, std::string(" --set pools.decode.tensor_parallel=8"),
-        std::string(" --set pools.decode.tensor_parallel=2")}) {
+        std::string(" --set pools.decode.tensor_parallel=2"), std::string(" --set transfer.mode=push"),
+        std::string(" --set transfer.mode=push --set pools.decode.tensor_parallel=8"),
+        std::string(" --set transfer.mode=push --set pools.decode.tensor_parallel=2"),
+        std::string(" --set transfer.background_receiver=true")}) {
     SCOPED_TRACE(sets);
     const std::string workload =
         R"( --set 'workload={"synthetic":{"requests":1,"concurrency":1,"isl":8192,"osl":1}}')";
@@ -158,9 +216,11 @@ TEST(Describe, AReplayDoesWhatWasDescribed) {
     const ordered_json &h = doc["hand_overs"][0], &pull = h["one_run"], &transfers = summary["transfers"];
     EXPECT_EQ(transfers["count"], 1);
     EXPECT_EQ(transfers["bytes"], h["bytes"]);
-    EXPECT_EQ(transfers["descriptors"], pull["descriptors_per_gpu"].get<int>() * h["gpus"].get<int>());
+    EXPECT_EQ(transfers["descriptors"],
+              pull["descriptors_per_gpu"].get<int>() * h["posting_gpus"].get<int>());
     EXPECT_NEAR(transfers["post_ms"]["mean"].get<double>(), pull["post_us"].get<double>() / 1e3, 1e-9);
     EXPECT_NEAR(transfers["wire_ms"]["mean"].get<double>(), pull["wire_us"].get<double>() / 1e3, 1e-9);
+    EXPECT_EQ(summary["releases"], doc["releases"]);
     EXPECT_NEAR(summary["stages_ms"]["prefill"]["mean"].get<double>(),
                 doc["pools"][0]["steps"]["prefill"]["us"].get<double>() / 1e3, 1e-9);
   }
@@ -258,9 +318,14 @@ TEST(Describe, TheScenarioInForceDescribesItself) {
 }
 
 TEST(Describe, TextIsForPeople) {
-  for (const std::string& path : shipped()) {
-    SCOPED_TRACE(path);
-    const Ran ran = run("describe '" + path + "'");
+  std::vector<std::string> cases = shipped();
+  for (std::string& path : cases) path = "'" + path + "'";
+  cases.push_back(kPair +
+                  " --set transfer.mode=push_progressive --set transfer.bidirectional=true --set "
+                  "transfer.hypothetical=true --set transfer.thread_contention=1.5");
+  for (const std::string& arguments : cases) {
+    SCOPED_TRACE(arguments);
+    const Ran ran = run("describe " + arguments);
     EXPECT_EQ(ran.status, 0);
     EXPECT_EQ(ran.err, "");
     std::istringstream lines(ran.out);
@@ -374,11 +439,36 @@ TEST(Schemas, DocumentsConform) {
   for (const std::string& path : shipped()) check("describe", "describe --json '" + path + "'");
   check("describe", "describe --json '" + kPair + "' --set model=gpt-oss-120b --set weights_dtype=mxfp4");
   check("describe", "describe --json '" + kPair + "' --set pools.1.instance=p5.48xlarge");
+  const std::string both =
+      " --set transfer.mode=push --set transfer.bidirectional=true --set transfer.hypothetical=true";
+  check("describe", "describe --json '" + kPair + "'" + both);
+  check("summary", "replay --json --quiet '" + kScenarios + "quickstart.json'" + both +
+                       " --format mooncake --trace '" PDSIM_SOURCE_DIR "/traces/samples/multi_turn.jsonl'");
   check("cost", "cost gemm --gpu h200 m=64 n=8192 k=8192 dtype=bf16 --json");
   check("cost", "cost step --gpu h200 model=qwen3-32b tp=4 batch=64 context=4096 --json");
   check("summary", "replay --json --quiet '" + kScenarios + "quickstart.json'");
+  check("comparison", "compare --json --quiet --replications 2 --matrix '" + kScenarios + "quickstart.json'");
   check("trace-stats",
         "trace stats --quiet --json --format mooncake '" PDSIM_SOURCE_DIR "/traces/samples/short.jsonl'");
+
+  check("thresholds", "thresholds --json --quiet --loads 1,2 --thresholds 0,never --ttls 60 '" + kScenarios +
+                          "thresholds.json'");
+
+  const Folder folder;
+  folder.file("kernels.csv", "op,dtype,kernel,latency_us,m,n,k\ngemm,bf16,cublas,12,64,4096,4096\n");
+  check("kernel-report", "validate kernels --json --gpu h200 '" + (folder / "kernels.csv") + "'");
+  folder.file("bench.json", R"({"backend": "vllm", "request_rate": "inf", "burstiness": 1.0, "duration": 1.5,
+    "max_concurrency": null, "input_lens": [300, 200], "output_lens": [3, 1], "ttfts": [0.1, 0.2],
+    "itls": [[0.01, 0.02], []], "errors": ["", ""], "start_times": [1.0, 1.5]})");
+  check("validate-run", "validate run --json --quiet '" + kScenarios + "quickstart.json' --bench '" +
+                            (folder / "bench.json") + "'");
+  // A measured GPU, one that is not, and a row that cannot be.
+  folder.file("points.csv",
+              "model,gpu,engine,precision,tp,isl,osl,concurrency,rate_rps,ttft_ms,tpot_ms\n"
+              "llama-3.1-8b,h200,vllm,bf16,1,128,16,1,,20,5\nllama-3.1-8b,h200,vllm,bf16,1,128,16,,,20,5\n");
+  check("validate-serving", "validate serving --json --quiet '" + (folder / "points.csv") + "'");
+  check("evidence", "validate evidence --quiet --serving '" + (folder / "points.csv") + "' --published '" +
+                        kScenarios + "published/posting.json'");
 }
 
 TEST(Schemas, AreListedAndFoundByNameOrId) {
@@ -394,7 +484,7 @@ TEST(Schemas, AreListedAndFoundByNameOrId) {
     EXPECT_EQ(by_name.out, by_id.out);
     EXPECT_EQ(ordered_json::parse(by_name.out)["$id"], id);
   }
-  EXPECT_GE(schemas, 6);
+  EXPECT_GE(schemas, 11);
   const Ran none = run("schema summery");
   EXPECT_EQ(none.status, 2);
   EXPECT_NE(none.err.find("(did you mean 'summary'?)"), std::string::npos) << none.err;

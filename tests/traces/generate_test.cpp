@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 #include <set>
@@ -267,6 +268,95 @@ TEST(Synthetic, LengthsAndArrivals) {
   const Trace closed = synthetic_trace(workload, 16, 3);
   EXPECT_EQ(span_of(closed), 0);
   EXPECT_EQ(trace_stats(closed).prompt_tokens.mean, 1000);
+}
+
+// Drawn as numpy's legacy generator draws, from seed 0 whatever pdsim's: np.random.seed(0), then
+// randint(int(ratio x isl), isl + 1, n) and the same for outputs. The figures are numpy 1.24's.
+TEST(Synthetic, NumpyDrawsAreNumpys) {
+  SyntheticWorkload workload;
+  workload.requests = 40;
+  workload.isl = workload.osl = 1024;
+  workload.range_ratio = 0.8;
+  workload.numpy = true;
+  const Trace trace = synthetic_trace(workload, 16, 1);
+  const std::vector<std::int32_t> inputs = {991, 866, 936, 1011, 886, 1014},
+                                  outputs = {851, 1012, 828, 1004, 946, 851};
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    EXPECT_EQ(trace.requests[i].prompt_tokens, inputs[i]) << i;
+    EXPECT_EQ(trace.requests[i].output_tokens, outputs[i]) << i;
+  }
+  EXPECT_EQ(text_of(synthetic_trace(workload, 16, 7)), text_of(trace));
+
+  const struct {
+    std::int32_t requests, isl, osl;
+    double ratio;
+    std::int64_t inputs, outputs;  ///< sums; 700 draws pass the twister's 624 words
+  } cases[] = {{1, 8192, 1024, 0.8, 7237, 866},
+               {3, 1000, 7, 0.5, 1836, 15},
+               {700, 1024, 1024, 0.8, 646158, 645226},
+               {5, 1, 1, 1, 5, 5},
+               {4, 100'000, 3, 0.33, 285'314, 8}};
+  for (const auto& c : cases) {
+    workload.requests = c.requests;
+    workload.isl = c.isl;
+    workload.osl = c.osl;
+    workload.range_ratio = c.ratio;
+    std::int64_t prompts = 0, answers = 0;
+    const Trace drawn = synthetic_trace(workload, 16, 1);
+    for (const Request& request : drawn.requests) {
+      prompts += request.prompt_tokens;
+      answers += request.output_tokens;
+    }
+    EXPECT_EQ(prompts, c.inputs) << c.isl;
+    EXPECT_EQ(answers, c.outputs) << c.osl;
+  }
+
+  // Truncation may not leave an empty prompt, and a shared prefix is below the shortest: 819, not 820.
+  workload.requests = 100;
+  workload.isl = 3;
+  workload.osl = 1;
+  workload.range_ratio = 0.2;
+  const Trace tiny = synthetic_trace(workload, 16, 1);
+  for (const Request& request : tiny.requests) {
+    EXPECT_GE(request.prompt_tokens, 1);
+    EXPECT_EQ(request.output_tokens, 1);
+  }
+  workload.isl = 1024;
+  workload.range_ratio = 0.8;
+  workload.shared_prefix = 819;
+  EXPECT_THROW(synthetic_trace(workload, 16, 1), InputError);
+  workload.numpy = false;
+  EXPECT_NO_THROW(synthetic_trace(workload, 16, 1));
+}
+
+// Request i has prompt i mod N, block for block, and an output and an arrival of its own.
+TEST(Synthetic, DistinctPromptsComeInTurn) {
+  SyntheticWorkload workload;
+  workload.requests = 25;
+  workload.isl = 2000;
+  workload.osl = 500;
+  workload.range_ratio = 0.5;
+  workload.rate = 3;
+  const Trace apart = synthetic_trace(workload, 16, 1);
+  workload.distinct_prompts = 7;
+  const Trace trace = synthetic_trace(workload, 16, 1);
+  std::set<std::uint64_t> ids;
+  for (std::size_t i = 0; i < trace.requests.size(); ++i) {
+    const Request &request = trace.requests[i], &first = trace.requests[i % 7];
+    EXPECT_EQ(request.prompt_tokens, first.prompt_tokens);
+    EXPECT_TRUE(std::ranges::equal(trace.ids_of(request), trace.ids_of(first)));
+    EXPECT_EQ(request.output_tokens, apart.requests[i].output_tokens);
+    EXPECT_EQ(request.arrival, apart.requests[i].arrival);
+    if (i >= 7) continue;
+    EXPECT_EQ(request.prompt_tokens, apart.requests[i].prompt_tokens);
+    for (const std::uint64_t id : trace.ids_of(request)) EXPECT_TRUE(ids.insert(id).second) << id;
+  }
+  EXPECT_NE(trace.requests[0].output_tokens, trace.requests[7].output_tokens);
+  EXPECT_EQ(trace.hash_ids.size(), ids.size());
+  workload.distinct_prompts = 25;
+  EXPECT_EQ(text_of(synthetic_trace(workload, 16, 1)), text_of(apart));
+  workload.distinct_prompts = -1;
+  EXPECT_THROW(synthetic_trace(workload, 16, 1), InputError);
 }
 
 TEST(Synthetic, RefusesWhatCannotWork) {

@@ -108,6 +108,34 @@ void replay(benchmark::State& state) {
 }
 BENCHMARK(replay)->ArgName("block_tokens")->Arg(16)->Arg(512)->Unit(benchmark::kMillisecond);
 
+/// A pool of an H200's size, out of order, as every worker of a fragmented run starts with.
+void fragmentation(benchmark::State& state) {
+  for ([[maybe_unused]] auto iteration : state) {
+    BlockPool pool(kPoolTokens / 16, true);
+    Random random(1, Purpose::fragmentation);
+    pool.fragment(1, random);
+    benchmark::DoNotOptimize(pool.free_blocks());
+  }
+}
+BENCHMARK(fragmentation)->Unit(benchmark::kMillisecond);
+
+/// The life of a table of 750 cached blocks that are let go 40 at a time, as a retention policy would.
+void truncation(benchmark::State& state) {
+  constexpr std::int32_t kBlocks = 750, kStep = 40;
+  std::vector<HashRun> runs;
+  for (std::uint64_t h = 0; h * 32 < kBlocks; ++h) runs.push_back({h, 32});
+  BlockPool pool(50'000, true);
+  for ([[maybe_unused]] auto iteration : state) {
+    const TableId table = pool.open(runs);
+    const std::int32_t hit = pool.cached_prefix(runs, kBlocks);
+    pool.allocate(table, hit, kBlocks - hit);
+    pool.publish(table, kBlocks);
+    for (std::int32_t keep = kBlocks - kStep; keep > 0; keep -= kStep) pool.truncate(table, keep);
+    pool.release(table);
+  }
+}
+BENCHMARK(truncation)->Unit(benchmark::kMicrosecond);
+
 /// One block more for one of many decoding requests, from a pool whose free blocks are all cached:
 /// every one of them is an eviction. Releases and refills are not timed.
 void decode_growth(benchmark::State& state) {

@@ -23,10 +23,21 @@ using Command = std::function<int()>;
 inline constexpr int kDone = 0, kBug = 1, kBadInput = 2, kUnfinished = 3, kFailedOn = 4, kInterrupted = 130;
 
 void add_replay(CLI::App& app, Command& run);
+void add_compare(CLI::App& app, Command& run);
 void add_describe(CLI::App& app, Command& run);
 void add_cost(CLI::App& app, Command& run);
 void add_fit(CLI::App& app, Command& run);
 void add_trace(CLI::App& app, Command& run);
+void add_validate(CLI::App& app, Command& run);
+void add_validate_kernels(CLI::App& validate, Command& run);
+void add_validate_run(CLI::App& validate, Command& run);
+void add_validate_published(CLI::App& validate, Command& run);
+void add_validate_serving(CLI::App& validate, Command& run);
+void add_validate_evidence(CLI::App& validate, Command& run);
+void add_sweep(CLI::App& app, Command& run);
+void add_thresholds(CLI::App& app, Command& run);
+void add_merge(CLI::App& app, Command& run);
+void add_plan(CLI::App& app, Command& run);
 void add_schema(CLI::App& app, Command& run);
 
 }  // namespace pdsim

@@ -3,6 +3,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <functional>
 #include <iterator>
@@ -13,9 +14,12 @@
 #include <string_view>
 #include <vector>
 
-#include "models/curve.hpp"
+#include "models/attention.hpp"
+#include "models/collective.hpp"
+#include "models/gemm.hpp"
 #include "models/hardware.hpp"
 #include "models/model.hpp"
+#include "models/moe.hpp"
 #include "models/profile.hpp"
 #include "models/step_model.hpp"
 #include "sim/core/error.hpp"
@@ -124,19 +128,8 @@ Answer gemm(const Arguments& in, const Context& on) {
                         in.dtype("dtype", "bf16")};
   const CurveChoice choice = find_curve(on.profile, CurveOp::gemm, shape.dtype, in.at("dtype"));
   const Curve& curve = *choice.curve;
-  return answer(gemm_time(curve.at(shape.m), on.gpu.sm_count, shape), choice,
+  return answer(gemm_time(curve, on.gpu.sm_count, shape), choice,
                 !curve.holds("m", shape.m) || !curve.holds("n", shape.n) || !curve.holds("k", shape.k));
-}
-
-/// Sums of `requests` equal rows: n new tokens after p that are cached, seen through a window (0: none).
-AttentionShape rows_of(double requests, double n, double p, double window) {
-  const double keys = p + n;
-  if (window <= 0 || keys <= window)
-    return {requests * n, requests * (n * p + n * (n + 1) / 2), requests * keys};
-  // Query i of n sees min(p + i, window) keys; together they read the last window - 1 cached ones.
-  const double growing = std::max(0.0, std::min(n, window - p));
-  const double pairs = growing * p + growing * (growing + 1) / 2 + (n - growing) * window;
-  return {requests * n, requests * pairs, requests * (n + std::min(p, window - 1))};
 }
 
 Answer attention(const Arguments& in, const Context& on, bool decode) {
@@ -145,7 +138,7 @@ Answer attention(const Arguments& in, const Context& on, bool decode) {
   op.heads = in.small("heads", 1);
   op.kv_heads = in.small("kv_heads", 1);
   op.head_dim = op.v_head_dim = in.small("head_dim", 1, 128);
-  const double window = in.small("window", 0, 0);
+  op.window = in.small("window", 0, 0);
   const Dtype kv = in.dtype("kv_dtype", "bf16");
   if (op.heads % op.kv_heads != 0)
     throw InputError(in.at("kv_heads"),
@@ -155,11 +148,12 @@ Answer attention(const Arguments& in, const Context& on, bool decode) {
   const double prefix = number(decode ? in.integer("context", 1) - 1 : in.integer("prefix", 0, 0));
   const CurveChoice choice =
       find_curve(on.profile, decode ? CurveOp::attention_decode : CurveOp::attention_prefill, kv,
-                 in.at("kv_dtype"), op.head_dim, window > 0);
+                 in.at("kv_dtype"), op.head_dim, op.window);
   const Curve& curve = *choice.curve;
-  const AttentionKernel kernel(attention_form(op, kv, decode), curve.regimes[0], on.gpu.sm_count);
-  AttentionShape rows = rows_of(requests, tokens, prefix, window);
+  const AttentionKernel kernel = attention_kernel(curve, on.gpu.sm_count, op, kv);
+  AttentionShape rows = attention_rows(requests, tokens, prefix, op.window);
   if (decode) rows.context = rows.pairs;
+  rows.held = requests * (prefix + tokens);
   return answer(kernel.time(rows), choice,
                 !curve.holds("heads", op.heads) || !curve.holds("kv_heads", op.kv_heads) ||
                     !curve.holds("requests", requests) || !curve.holds("context", prefix + tokens));
@@ -173,32 +167,130 @@ Answer attention_decode(const Arguments& in, const Context& on) {
   return attention(in, on, true);
 }
 
+/// Latent attention on one rank, without the layer's projections: DeepSeek's sizes where none are given.
+Answer latent(const Arguments& in, const Context& on, CurveOp curve_op) {
+  const bool decode = curve_op == CurveOp::mla_decode || curve_op == CurveOp::dsa_decode;
+  Operator op;
+  op.kind = curve_op == CurveOp::mla_prefill || curve_op == CurveOp::mla_decode ? OpKind::mla_attention
+                                                                                : OpKind::dsa_attention;
+  op.heads = in.small("heads", 1);
+  op.kv_heads = 1;
+  op.head_dim = in.small("head_dim", 1, 128);
+  op.v_head_dim = in.small("v_head_dim", 1, 128);
+  op.latent = 512;
+  op.rope = 64;
+  if (op.kind == OpKind::dsa_attention) {
+    op.index_topk = in.small("topk", 1, 2048);
+    op.index_heads = in.small("index_heads", 1, 64);
+    op.index_head_dim = 128;
+  }
+  const Dtype kv = in.dtype("kv_dtype", "bf16");
+  const double requests = number(decode ? in.integer("batch", 1) : in.integer("requests", 1, 1));
+  const double tokens = decode ? 1 : number(in.integer("tokens", 1));
+  const double prefix = number(decode ? in.integer("context", 1) - 1 : in.integer("prefix", 0, 0));
+  const CurveChoice choice = find_curve(on.profile, curve_op, kv, in.at("kv_dtype"));
+  const Curve& curve = *choice.curve;
+  return answer(
+      attention_kernel(curve, on.gpu.sm_count, op, kv).time(attention_rows(requests, tokens, prefix, 0)),
+      choice,
+      !curve.holds("heads", op.heads) || !curve.holds("requests", requests) ||
+          !curve.holds("context", prefix + tokens));
+}
+
+Answer mla_prefill(const Arguments& in, const Context& on) {
+  return latent(in, on, CurveOp::mla_prefill);
+}
+
+Answer mla_decode(const Arguments& in, const Context& on) {
+  return latent(in, on, CurveOp::mla_decode);
+}
+
+Answer dsa_prefill(const Arguments& in, const Context& on) {
+  return latent(in, on, CurveOp::dsa_prefill);
+}
+
+Answer dsa_decode(const Arguments& in, const Context& on) {
+  return latent(in, on, CurveOp::dsa_decode);
+}
+
+/// "balanced" or "power_law_A", as tables write it.
+double routing_of(const std::string& text, const std::string& place) {
+  if (text == "balanced") return 0;
+  constexpr std::string_view kPower = "power_law_";
+  double exponent = 0;
+  if (text.starts_with(kPower)) {
+    const char* end = text.data() + text.size();
+    const auto [stop, error] = std::from_chars(text.data() + kPower.size(), end, exponent);
+    if (error != std::errc() || stop != end) exponent = 0;
+  }
+  if (exponent > 0 && exponent <= 10) return exponent;
+  throw InputError(place, fmt::format("'{}': expected balanced or power_law_A, A above 0, as 1.2", text));
+}
+
 Answer moe(const Arguments& in, const Context& on) {
   MoeShape shape;
   shape.tokens = number(in.integer("tokens", 1));
   shape.hidden = number(in.integer("hidden", 1));
   shape.experts = number(in.integer("experts", 1));
+  constexpr double kMostExperts = 4096;
+  if (shape.experts > kMostExperts) {
+    throw InputError(in.at("experts"), fmt::format("{}: expected at most {}", shape.experts, kMostExperts));
+  }
   shape.topk = number(in.integer("topk", 1));
   shape.expert_parallel = number(in.integer("ep", 1, 1));
+  if (std::fmod(shape.experts, shape.expert_parallel) != 0) {
+    throw InputError(in.at("ep"), fmt::format("{}: expected a divisor of experts={}", shape.expert_parallel,
+                                              shape.experts));
+  }
   shape.intermediate = number(in.integer("intermediate", 1)) / number(in.integer("tp", 1, 1));
   shape.dtype = in.dtype("dtype", "bf16");
+  shape.routing = routing_of(in.text("routing", fmt::format("power_law_{}", kRouting)), in.at("routing"));
+  shape.gated = gated_experts(shape.hidden, number(in.integer("intermediate", 1)), shape.experts, shape.topk);
   if (shape.topk > shape.experts)
     throw InputError(in.at("topk"),
                      fmt::format("{}: expected at most experts={}", shape.topk, shape.experts));
-  const CurveChoice choice = find_curve(on.profile, CurveOp::moe, shape.dtype, in.at("dtype"));
+  const CurveChoice choice = find_moe_curve(on.profile, shape, in.at("dtype"));
   const Curve& curve = *choice.curve;
-  return answer(moe_time(curve.at(shape.tokens), shape), choice,
+  return answer(moe_time(curve, shape), choice,
                 !curve.holds("tokens", shape.tokens) || !curve.holds("hidden", shape.hidden) ||
                     !curve.holds("intermediate", shape.intermediate) ||
                     !curve.holds("experts", shape.experts) || !curve.holds("topk", shape.topk) ||
                     !curve.holds("expert_parallel", shape.expert_parallel));
 }
 
-Answer allreduce(const Arguments& in, const Context& on) {
+Answer collective(const Arguments& in, const Context& on, CurveOp op, CollectiveMode mode) {
   const double bytes = number(in.integer("bytes", 1));
   const CurveChoice choice =
-      find_curve(on.profile, CurveOp::allreduce, Dtype::bf16, in.place(), 0, false, in.small("gpus", 2));
-  return answer(stream_time(choice.curve->at(bytes), bytes), choice, !choice.curve->holds("bytes", bytes));
+      find_collective(on.profile, op, in.dtype("dtype", "bf16"), in.small("gpus", 2), mode, in.place());
+  return answer(collective_time(*choice.curve, bytes), choice, !choice.curve->holds("bytes", bytes));
+}
+
+Answer allreduce(const Arguments& in, const Context& on) {
+  return collective(in, on, CurveOp::allreduce, collective_mode_of(in.text("mode", "graph"), in.at("mode")));
+}
+
+Answer allgather(const Arguments& in, const Context& on) {
+  return collective(in, on, CurveOp::allgather, CollectiveMode::nccl);
+}
+
+Answer reducescatter(const Arguments& in, const Context& on) {
+  return collective(in, on, CurveOp::reducescatter, CollectiveMode::nccl);
+}
+
+Answer alltoall(const Arguments& in, const Context& on) {
+  return collective(in, on, CurveOp::alltoall, CollectiveMode::nccl);
+}
+
+/// Data-sheet grade throughout: extrapolated.
+Answer dispatch_combine(const Arguments& in, const Context&) {
+  const double ranks = number(in.integer("ranks", 2)), nodes = number(in.integer("nodes", 1));
+  if (nodes > ranks)
+    throw InputError(in.at("nodes"), fmt::format("{}: expected at most ranks={}", nodes, ranks));
+  const KernelTime time =
+      dispatch_combine_time(number(in.integer("tokens", 1)), number(in.integer("hidden", 1)),
+                            number(in.integer("topk", 1)), in.dtype("dtype", "fp8"), ranks, nodes,
+                            find_expert_fabric(in.text("fabric", "efa-h100"), in.at("fabric")));
+  return {time.ns / 1e3, time.regime(), true, nullptr, {}};
 }
 
 Answer kv_copy(const Arguments& in, const Context& on) {
@@ -223,12 +315,12 @@ Answer step(const Arguments& in, const Context& on) {
   if (batch > 0) {
     const double context = number(in.integer("context", 1));
     shape.decode_context = std::llround(batch * context);
-    shape.decode_window_context = std::llround(rows_of(batch, 1, context - 1, model.window).pairs);
+    shape.decode_window_context = std::llround(attention_rows(batch, 1, context - 1, model.window).pairs);
   }
   if (prefill > 0) {
     const double prefix = number(in.integer("prefix", 0, 0));
-    const AttentionShape full = rows_of(1, prefill, prefix, 0),
-                         window = rows_of(1, prefill, prefix, model.window);
+    const AttentionShape full = attention_rows(1, prefill, prefix, 0),
+                         window = attention_rows(1, prefill, prefix, model.window);
     shape.prefill_requests = 1;
     shape.prefill_tokens = prefill;
     shape.prefill_pairs = std::llround(full.pairs);
@@ -236,8 +328,11 @@ Answer step(const Arguments& in, const Context& on) {
     shape.prefill_window_pairs = std::llround(window.pairs);
     shape.prefill_window_context = std::llround(window.context);
   }
+  StepOptions options;
+  options.max_num_batched_tokens = batch + prefill;
+  options.overheads = load_overheads("vllm");
   const StepModel costs(model, parallelism, weights, in.dtype("kv_dtype", "bf16"), on.gpu, on.profile,
-                        batch + prefill);
+                        options);
   const StepTime time = costs.time(shape);
   Answer result{static_cast<double>(time.ns) / 1e3, Regime::launch, time.extrapolated, nullptr,
                 costs.breakdown(shape)};
@@ -266,11 +361,34 @@ const std::vector<Operation>& operations() {
        {"batch", "context", "heads", "kv_heads", "head_dim", "kv_dtype", "window"},
        attention_decode,
        "batch=64 context=4096 heads=16 kv_heads=2"},
+      {"mla-prefill",
+       {"tokens", "prefix", "requests", "heads", "head_dim", "v_head_dim", "kv_dtype"},
+       mla_prefill,
+       "tokens=2048 prefix=6144 heads=16"},
+      {"mla-decode",
+       {"batch", "context", "heads", "head_dim", "v_head_dim", "kv_dtype"},
+       mla_decode,
+       "batch=64 context=4096 heads=16"},
+      {"dsa-prefill",
+       {"tokens", "prefix", "requests", "heads", "head_dim", "v_head_dim", "kv_dtype", "topk", "index_heads"},
+       dsa_prefill,
+       "tokens=2048 prefix=6144 heads=16"},
+      {"dsa-decode",
+       {"batch", "context", "heads", "head_dim", "v_head_dim", "kv_dtype", "topk", "index_heads"},
+       dsa_decode,
+       "batch=64 context=4096 heads=16"},
       {"moe",
-       {"tokens", "hidden", "intermediate", "experts", "topk", "tp", "ep", "dtype"},
+       {"tokens", "hidden", "intermediate", "experts", "topk", "tp", "ep", "dtype", "routing"},
        moe,
        "tokens=64 hidden=4096 intermediate=1536 experts=128 topk=8 tp=4 dtype=fp8_block"},
-      {"allreduce", {"bytes", "gpus"}, allreduce, "bytes=1048576 gpus=8"},
+      {"allreduce", {"bytes", "gpus", "mode", "dtype"}, allreduce, "bytes=1048576 gpus=8 mode=graph"},
+      {"all-gather", {"bytes", "gpus", "dtype"}, allgather, "bytes=1048576 gpus=8"},
+      {"reduce-scatter", {"bytes", "gpus", "dtype"}, reducescatter, "bytes=1048576 gpus=8"},
+      {"all-to-all", {"bytes", "gpus", "dtype"}, alltoall, "bytes=1048576 gpus=8"},
+      {"dispatch-combine",
+       {"tokens", "hidden", "topk", "dtype", "ranks", "nodes", "fabric"},
+       dispatch_combine,
+       "tokens=128 hidden=7168 topk=8 ranks=16 nodes=2 fabric=efa-h100"},
       {"kv-copy", {"bytes"}, kv_copy, "bytes=134217728"},
       {"step",
        {"model", "tp", "pp", "ep", "batch", "context", "prefill", "prefix", "weights_dtype", "kv_dtype"},
@@ -287,6 +405,7 @@ std::string as_json(const CostOptions& options, const Arguments& in, const Conte
   json["op"] = options.op;
   json["gpu"] = on.gpu.name;
   json["profile"] = on.profile.name;
+  if (on.profile.datasheet) json["datasheet"] = true;
   json["arguments"] = in.values();
   json["us"] = result.us;
   json["regime"] = name(result.regime);
@@ -308,7 +427,7 @@ std::string as_json(const CostOptions& options, const Arguments& in, const Conte
   return json.dump(2) + "\n";
 }
 
-std::string as_text(const Answer& result) {
+std::string as_text(const Context& on, const Answer& result) {
   std::string out;
   for (const OpTime& op : result.operators) {
     out += fmt::format("{:<28} x{:<4} {:>12.1f} us  {:<9}{}\n", op.name, op.count, op.us, name(op.regime),
@@ -316,10 +435,18 @@ std::string as_text(const Answer& result) {
   }
   const std::string_view range = result.extrapolated ? "extrapolated" : "within the measured range";
   out += fmt::format("{:.1f} us, {}-bound, {}\n", result.us, name(result.regime), range);
+  if (result.curve == nullptr && on.profile.datasheet) {
+    out += fmt::format("curves: scaled from {}, data-sheet grade\n", on.profile.scaled_from);
+  }
   if (result.curve != nullptr) {
     const Accuracy& e = result.curve->error;
-    out += fmt::format("curve: {} ({} rows), median error {:.1f} %, p90 {:.1f} %\n", result.curve->kernel,
-                       result.curve->rows, 100 * e.median_ape, 100 * e.p90_ape);
+    const std::string rows = on.profile.datasheet
+                                 ? fmt::format("scaled from {}, data-sheet grade", on.profile.scaled_from)
+                                 : fmt::format("{} rows", result.curve->rows);
+    const std::string error =
+        e.rows == 0 ? "error not stated"
+                    : fmt::format("median error {:.1f} %, p90 {:.1f} %", 100 * e.median_ape, 100 * e.p90_ape);
+    out += fmt::format("curve: {} ({}), {}\n", result.curve->kernel, rows, error);
   }
   return out;
 }
@@ -339,7 +466,7 @@ int cost(const CostOptions& options) {
                                        options.profile.empty() ? "--gpu" : "--profile");
   const Context on{gpu, profile};
   const Answer result = operation.cost(in, on);
-  fmt::print("{}", options.json ? as_json(options, in, on, result) : as_text(result));
+  fmt::print("{}", options.json ? as_json(options, in, on, result) : as_text(on, result));
   return kDone;
 }
 
@@ -356,7 +483,9 @@ void add_cost(CLI::App& app, Command& run) {
   command->footer(footer);
   command
       ->add_option("op", options->op,
-                   "gemm, attention-prefill, attention-decode, moe, allreduce, kv-copy or step")
+                   "gemm, attention-prefill, attention-decode, mla-prefill, mla-decode, dsa-prefill, "
+                   "dsa-decode, moe, allreduce, all-gather, reduce-scatter, "
+                   "all-to-all, dispatch-combine, kv-copy or step")
       ->required();
   command->add_option("arguments", options->arguments, "key=value ...");
   command->add_option("--gpu", options->gpu, "A name in models/gpus.json")->required();

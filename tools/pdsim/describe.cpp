@@ -1,7 +1,7 @@
 // pdsim describe: what follows from a scenario before the first request arrives.
 //
 // One JSON document is computed, with the deployment and the functions that a replay uses: the step model,
-// the arithmetic of a pull, a network with nothing else on it. The text for people is that document laid
+// the plan of a transfer, a network with nothing else on it. The text for people is that document laid
 // out; neither knows a figure that the other does not.
 //
 // Invariants: "scenario" in the document is a valid input, and gives the same document but for "origins".
@@ -19,10 +19,13 @@
 #include <string_view>
 #include <vector>
 
-#include "sim/cluster/pull_plan.hpp"
+#include "sim/cluster/transfer_plan.hpp"
 #include "sim/core/error.hpp"
+#include "sim/scenario/releases.hpp"
 #include "tools/pdsim/commands.hpp"
-#include "tools/pdsim/workload.hpp"
+#include "tools/pdsim/options.hpp"
+#include "tools/study/text.hpp"
+#include "tools/study/workload.hpp"
 
 // A JSON value as it reads: a string without its quotes.
 template <>
@@ -54,54 +57,6 @@ double us(Nanos ns) {
 }
 
 // ------------------------------------------------------------------------------------------ the document
-
-// Since which vLLM release the behaviour that a scenario asks for exists.
-struct Feature {
-  std::string_view name, since, source;
-  bool (*used)(const Scenario&, const Deployment&);
-};
-
-template <TransferMode mode>
-bool hands_over(const Scenario& s, const Deployment& d) {
-  return d.disaggregated && s.transfer.mode == mode;
-}
-
-template <auto test>
-bool any_engine(const Scenario&, const Deployment& d) {
-  return std::ranges::any_of(d.pools, [](const PoolPlan& pool) { return test(pool.engine); });
-}
-
-constexpr Feature kFeatures[] = {
-    {"transfer.mode pull (NixlConnector)", "0.9", "docs.vllm.ai/en/v0.9.0", hands_over<TransferMode::pull>},
-    {"transfer.mode push (NixlPushConnector)", "0.27.1 or before", "vllm#53095 runs it",
-     hands_over<TransferMode::push>},
-    {"transfer.mode push_layerwise", "unreleased", "vllm#56874", hands_over<TransferMode::push_layerwise>},
-    {"transfer.mode push_progressive", "unreleased", "vllm#55589",
-     hands_over<TransferMode::push_progressive>},
-    {"transfer.bidirectional", "0.21", "vllm#32553, llm-d#1307",
-     [](const Scenario& s, const Deployment& d) { return d.disaggregated && s.transfer.bidirectional; }},
-    {"transfer.kv_lease_duration_s with heartbeats", "0.22", "vllm#41383, llm-d#1543",
-     [](const Scenario&, const Deployment& d) { return d.disaggregated; }},
-    {"transfer.pd_recompute_threshold", "unreleased", "vllm#55801",
-     [](const Scenario& s, const Deployment& d) {
-       return d.disaggregated && s.transfer.pd_recompute_threshold > 0;
-     }},
-    {"transfer.background_receiver", "unreleased", "vllm#57987",
-     [](const Scenario& s, const Deployment& d) {
-       return d.disaggregated && s.transfer.background_receiver;
-     }},
-    {"transfer.seed_first_token, fast_kv_*", "unreleased", "vllm#50913, vllm#51919",
-     [](const Scenario& s, const Deployment& d) {
-       const TransferConfig& t = s.transfer;
-       return d.disaggregated && (t.seed_first_token || t.fast_kv_dispatch || t.fast_kv_notify);
-     }},
-    {"engine.async_scheduling as the default", "0.14", "vllm#27614, vllm#31998",
-     any_engine<[](const EngineConfig& e) { return e.async_scheduling; }>},
-    {"engine.gpu_memory_utilization 0.92 as the default", "0.21", "vllm#38284",
-     any_engine<[](const EngineConfig& e) {
-       return e.gpu_memory_utilization == EngineConfig{}.gpu_memory_utilization;
-     }>},
-};
 
 constexpr std::string_view kAttentionNames[] = {"none", "full", "sliding", "linear", "mla", "dsa"};
 constexpr std::string_view kTransportNames[] = {"none", "local", "fabric"};
@@ -145,11 +100,20 @@ std::int64_t longest_request(const PoolPlan& pool) {
   return std::min<std::int64_t>(pool.engine.max_model_len, pool.kv_tokens());
 }
 
-StepShape decode_shape(std::int32_t requests, std::int64_t context, std::int32_t window) {
+// `context` is what each has with this step's tokens: its own and its drafts.
+StepShape decode_shape(std::int32_t requests, std::int64_t context, std::int32_t window,
+                       std::int32_t drafts) {
+  const std::int64_t n = 1 + drafts, p = std::max<std::int64_t>(0, context - n);
   StepShape shape;
-  shape.decode_requests = shape.sampled_requests = requests;
-  shape.decode_context = requests * context;
-  shape.decode_window_context = requests * std::min<std::int64_t>(context, window);
+  shape.decode_requests = requests;
+  shape.draft_tokens = requests * drafts;
+  shape.sampled_requests = requests * (1 + drafts);
+  shape.decode_context = requests * (p + n);
+  shape.draft_pairs = requests * (n * p + n * (n + 1) / 2 - (p + n));
+  if (window > 0) {
+    shape.decode_window_context = requests * window_context(p, n, window);
+    shape.draft_window_pairs = requests * (window_pairs(p, n, window) - window_context(p, n, window));
+  }
   return shape;
 }
 
@@ -198,9 +162,14 @@ Json steps_json(const PoolPlan& pool, const ModelSpec& model) {
   Json steps = Json::object();
   for (const std::int32_t requests : kDecodeBatches) {
     const std::int64_t context = std::min(most, pool.kv_tokens() / requests);
-    if (requests > pool.engine.max_num_seqs || context == 0) continue;
+    const std::int32_t drafts = pool.engine.speculative ? pool.engine.speculative->num_speculative_tokens : 0;
+    const std::int64_t tokens = std::int64_t{requests} * (1 + drafts);
+    if (requests > pool.engine.max_num_seqs || context <= drafts ||
+        tokens > pool.engine.max_num_batched_tokens) {
+      continue;
+    }
     steps[fmt::format("decode_{}", requests)] =
-        step_json(*pool.step_model, decode_shape(requests, context, model.window), context);
+        step_json(*pool.step_model, decode_shape(requests, context, model.window, drafts), context);
   }
   const std::int64_t tokens = std::min<std::int64_t>(most, pool.engine.max_num_batched_tokens);
   steps["prefill"] =
@@ -214,7 +183,7 @@ Json pool_json(const PoolPlan& pool, const ModelSpec& model) {
   const std::int32_t worker_gpus = p.tensor * p.pipeline;
   const std::int32_t longest_blocks =
       (pool.engine.max_model_len + pool.engine.block_size - 1) / pool.engine.block_size;
-  return {
+  Json json = {
       {"name", pool.name},
       {"role", kRoles[static_cast<std::size_t>(pool.role)].name},
       {"replicas", pool.replicas},
@@ -242,6 +211,16 @@ Json pool_json(const PoolPlan& pool, const ModelSpec& model) {
         {"regions_per_gpu", f.kv_regions}}},
       {"steps", steps_json(pool, model)},
   };
+  if (const auto& c = pool.engine.speculative) {
+    double tokens = 1;
+    for (const double accepted : c->accepted) tokens += accepted;
+    json["speculation"] = {{"method", kSpeculativeMethods[static_cast<std::size_t>(c->method)].name},
+                           {"drafts", c->num_speculative_tokens},
+                           {"accepted", c->accepted},
+                           {"tokens_per_step", tokens},
+                           {"drafter", pool.drafter ? Json(pool.drafter->model.name) : Json()}};
+  }
+  return json;
 }
 
 std::uint32_t first_worker(const Deployment& d, std::size_t pool) {
@@ -249,13 +228,14 @@ std::uint32_t first_worker(const Deployment& d, std::size_t pool) {
   return static_cast<std::uint32_t>(found - d.workers.begin());
 }
 
-// One pull of `blocks` blocks in `runs` runs over links that nothing else uses, as the cluster runs it.
-Json pull_json(const Deployment& d, const PullPlan& plan, std::uint32_t reads_from, std::uint32_t reads_to,
-               std::int32_t runs) {
-  const WorkerPlan &from = d.workers[reads_from], &to = d.workers[reads_to];
-  const PullLayout& layout = plan.layout;
+// One hand-over as planned, over links that nothing else uses, as the cluster runs it.
+Json transfer_json(const Deployment& d, const TransferPlan& plan, std::uint32_t source,
+                   std::uint32_t destination, std::int32_t runs) {
+  const WorkerPlan &from = d.workers[source], &to = d.workers[destination];
+  const Layout& layout = plan.layout;
   FlowRequest flow;
   flow.bytes = plan.part_bytes;
+  flow.op = plan.op;
   flow.operation_bytes = plan.operation_bytes;
   flow.rate_cap = plan.rate_cap;
   Network network(d.topology);
@@ -266,12 +246,14 @@ Json pull_json(const Deployment& d, const PullPlan& plan, std::uint32_t reads_fr
       network.complete(next, done);
     }
   };
-  for (std::int32_t source = 0; source < layout.sources; ++source) {
-    const Nanos start = plan.flow_start(source);
+  for (std::int32_t turn = 0; turn < layout.remotes(plan.op); ++turn) {
+    const Nanos start = plan.flow_start(turn);
     run_until(start);
     now = start;
-    for (std::int32_t rank = 0; rank < layout.ranks; ++rank) {
-      const auto remote = source_rank(layout, static_cast<std::int32_t>(from.gpus.size()), rank, source);
+    for (std::int32_t part = 0; part < plan.parts(); ++part) {
+      const std::int32_t rank = part / layout.sources, sub = part % layout.sources;
+      if (turn_of(layout, plan.op, rank, sub) != turn) continue;
+      const auto remote = source_rank(layout, static_cast<std::int32_t>(from.gpus.size()), rank, sub);
       flow.source = from.gpus[index(remote)];
       flow.destination = to.gpus[index(rank)];
       ++flow.tag;
@@ -287,41 +269,67 @@ Json pull_json(const Deployment& d, const PullPlan& plan, std::uint32_t reads_fr
           {"descriptors_per_gpu", plan.descriptors},
           {"descriptor_bytes", plan.descriptor_bytes},
           {"wire_operation_bytes", flow.operation_bytes},
-          {"read_efficiency", efficiency(*fabric, Op::read, flow.operation_bytes)},
+          {plan.op == Op::read ? "read_efficiency" : "write_efficiency",
+           efficiency(*fabric, plan.op, flow.operation_bytes)},
           {"post_us", us(plan.posting)},
           {"wire_us", us(landed - plan.posting)},  // what lasts beyond posting
           {"total_us", us(landed)}};
 }
 
-// From each prefill to each decode pool: a prompt whose blocks lie in one run, and one none of whose
-// blocks are neighbours.
-Json hand_overs_json(const Deployment& d, const TransferConfig& t) {
+const TransferConfig& transfer_between(const Scenario& s, const PoolPlan& prefill, const PoolPlan& decode) {
+  for (const TransferPair& pair : s.transfer_pairs) {
+    if (pair.from == prefill.name && pair.to == decode.name) return pair.transfer;
+  }
+  return s.transfer;
+}
+
+// A prompt from one pool to another: with its blocks in one run, and with no two of them neighbours.
+Json hand_over_json(const Deployment& d, const TransferConfig& t, Op op, std::size_t p, std::size_t q) {
+  const PoolPlan &from = d.pools[p], &to = d.pools[q];
+  const bool reads = op == Op::read;
+  const bool own_thread = !reads || t.background_receiver;
+  const double contention = own_thread ? t.thread_contention : 1;
+  const std::uint32_t source = first_worker(d, p), destination = first_worker(d, q);
+  const Layout layout = layout_between(d, t, p, q);
+  const auto tokens = static_cast<std::int32_t>(
+      std::min<std::int64_t>({kTypicalTokens, longest_request(from), longest_request(to)}));
+  const std::int32_t blocks = (tokens + to.engine.block_size - 1) / to.engine.block_size;
+  const auto plan = [&](std::int32_t runs) {
+    return plan_transfer(d, t, op, source, destination, blocks, runs, contention);
+  };
+  const Nanos contact =
+      first_contact_time(d, t, op, reads ? destination : source, reads ? source : destination, false);
+  return {
+      {"from", from.name},
+      {"to", to.name},
+      {"operation", reads ? "read" : "write"},
+      {"posted_by", reads ? to.name : from.name},
+      {"posted_on", own_thread ? "its own thread" : "the forward thread"},
+      {"contention", contention},
+      {"posting_gpus", plan(1).posters},
+      {"remotes_per_gpu", layout.remotes(op)},
+      {"prompt_tokens", tokens},
+      {"blocks", blocks},
+      {"bytes", static_cast<Bytes>(blocks * to.engine.block_size * layout.bytes_per_token) * layout.ranks},
+      {"gpus", layout.ranks},
+      {"sources_per_gpu", layout.sources},
+      {"regions_per_gpu", layout.regions},
+      {"blocks_merge", layout.mergeable},
+      {"first_contact_ms", t.warm_start ? 0.0 : to_ms(contact)},
+      {"one_run", transfer_json(d, plan(1), source, destination, 1)},
+      {"no_two_together", transfer_json(d, plan(blocks), source, destination, blocks)}};
+}
+
+// From each prefill to each decode pool, or what prefill reads back from decode.
+Json hand_overs_json(const Scenario& s, const Deployment& d, bool back) {
   Json list = Json::array();
-  if (!d.disaggregated) return list;
   for (std::size_t p = 0; p < d.pools.size(); ++p) {
     for (std::size_t q = 0; q < d.pools.size(); ++q) {
-      const PoolPlan &from = d.pools[p], &to = d.pools[q];
-      if (from.role != Role::prefill || to.role != Role::decode) continue;
-      const PullLayout layout = layout_between(d, p, q);
-      const auto tokens = static_cast<std::int32_t>(
-          std::min<std::int64_t>({kTypicalTokens, longest_request(from), longest_request(to)}));
-      const std::int32_t blocks = (tokens + to.engine.block_size - 1) / to.engine.block_size;
-      const auto pull = [&](std::int32_t runs) {
-        const std::uint32_t reads_from = first_worker(d, p), reads_to = first_worker(d, q);
-        return pull_json(d, plan_pull(d, t, reads_from, reads_to, blocks, runs), reads_from, reads_to, runs);
-      };
-      list.push_back({{"from", from.name},
-                      {"to", to.name},
-                      {"prompt_tokens", tokens},
-                      {"blocks", blocks},
-                      {"bytes", static_cast<Bytes>(blocks * to.engine.block_size * layout.bytes_per_token) *
-                                    layout.ranks},
-                      {"gpus", layout.ranks},
-                      {"sources_per_gpu", layout.sources},
-                      {"regions_per_gpu", layout.regions},
-                      {"blocks_merge", layout.mergeable},
-                      {"one_run", pull(1)},
-                      {"no_two_together", pull(blocks)}});
+      if (d.pools[p].role != Role::prefill || d.pools[q].role != Role::decode) continue;
+      const TransferConfig& t = transfer_between(s, d.pools[p], d.pools[q]);
+      if (back && t.bidirectional) list.push_back(hand_over_json(d, t, Op::read, q, p));
+      if (back) continue;
+      list.push_back(hand_over_json(d, t, t.mode == TransferMode::pull ? Op::read : Op::write, p, q));
     }
   }
   return list;
@@ -442,15 +450,6 @@ Json prices_json(const Deployment& d, const PricingConfig& pricing) {
           {"usd_per_hour_held", known ? Json(of_held) : Json()}};
 }
 
-Json features_json(const Scenario& s, const Deployment& d) {
-  Json list = Json::array();
-  for (const Feature& feature : kFeatures) {
-    if (feature.used(s, d))
-      list.push_back({{"feature", feature.name}, {"since", feature.since}, {"source", feature.source}});
-  }
-  return list;
-}
-
 Json document(const ReplayOptions& options, const std::string& path) {
   LoadedScenario loaded = load_scenario_for(path, options);
   const Deployment d = plan_deployment(loaded);
@@ -462,18 +461,23 @@ Json document(const ReplayOptions& options, const std::string& path) {
 
   Json pools = Json::array();
   for (const PoolPlan& pool : d.pools) pools.push_back(pool_json(pool, d.model));
-  return {{"schema", "pdsim.describe/1"},
-          {"scenario", scenario},
-          {"origins", origins},
-          {"model", model_json(d)},
-          {"pools", pools},
-          {"cost_model", {{"profile", d.profile}}},
-          {"hand_overs", hand_overs_json(d, s.transfer)},
-          {"placement", placement_json(d)},
-          {"links", links_json(d.topology)},
-          {"routes", routes_json(d)},
-          {"prices", prices_json(d, s.pricing)},
-          {"features", features_json(s, d)}};
+  Json cost_model{{"profile", d.profile}};
+  if (d.datasheet) cost_model["datasheet"] = true;
+  Json doc{{"schema", "pdsim.describe/1"}};
+  if (is_hypothetical(s)) doc["hypothetical"] = true;
+  doc.update({{"scenario", scenario},
+              {"origins", origins},
+              {"model", model_json(d)},
+              {"pools", pools},
+              {"cost_model", std::move(cost_model)},
+              {"hand_overs", hand_overs_json(s, d, false)},
+              {"read_backs", hand_overs_json(s, d, true)},
+              {"placement", placement_json(d)},
+              {"links", links_json(d.topology)},
+              {"routes", routes_json(d)},
+              {"prices", prices_json(d, s.pricing)},
+              {"releases", releases_json(releases_of(s))}});
+  return doc;
 }
 
 // ---------------------------------------------------------------------------------------------- the text
@@ -561,19 +565,8 @@ std::string ranges(const Json& numbers) {
 
 // How lines are laid out.
 
-std::size_t column(const std::string& out) {
-  return out.size() - (out.rfind('\n') + 1);
-}
-
-/// Adds `words` to the last line of `out` and ends it, going on at column `indent` of new ones.
 void wrap(std::string& out, std::size_t indent, std::string_view words) {
-  for (bool first = true; !words.empty(); first = false) {
-    const std::size_t length = std::min(words.find(' '), words.size());
-    if (!first) out += column(out) + 1 + length > kColumns ? "\n" + std::string(indent, ' ') : " ";
-    out += words.substr(0, length);
-    words.remove_prefix(std::min(length + 1, words.size()));
-  }
-  out += '\n';
+  ::pdsim::wrap(out, indent, words, kColumns);
 }
 
 /// A label and what it stands for, wrapped.
@@ -678,6 +671,16 @@ void print_pools(std::string& out, const Json& doc) {
       cells(out, row.label, values);
     }
   }
+  for (const Json& pool : doc["pools"]) {
+    if (!pool.contains("speculation")) continue;
+    const Json& s = pool["speculation"];
+    wrap(
+        out += "  ", 2,
+        fmt::format("{} verifies {} drafts of {} in a decode step, of which a sequence gets {:.2f} tokens on "
+                    "average; the decode steps above have them.",
+                    pool["name"], s["drafts"], s["drafter"].is_null() ? s["method"] : s["drafter"],
+                    s["tokens_per_step"].get<double>()));
+  }
   wrap(
       out += "  ", 2,
       fmt::format("Requests have {} tokens of context, or what fits. Kernel curves: {}.{}",
@@ -687,28 +690,39 @@ void print_pools(std::string& out, const Json& doc) {
                       : ""));
 }
 
-struct PullRow {
+struct TransferRow {
   std::string_view label, key;
   std::string (*text)(const Json&);
 };
 
-constexpr PullRow kPullRows[] = {
+constexpr TransferRow kTransferRows[] = {
     {"  descriptors of a GPU", "descriptors_per_gpu", grouped},
     {"  a descriptor", "descriptor_bytes", bytes},
     {"  an operation on the wire", "wire_operation_bytes", bytes},
     {"  of line rate", "read_efficiency", percent},
+    {"  of line rate", "write_efficiency", percent},
     {"  posting", "post_us", ms},
     {"  wire beyond posting", "wire_us", ms},
     {"  in all", "total_us", ms},
 };
 
-void print_hand_over(std::string& out, const Json& h) {
-  out += fmt::format("\nHand-over of {} tokens, {} to {}, on idle links\n", grouped(h["prompt_tokens"]),
+void print_hand_over(std::string& out, std::string_view what, const Json& h) {
+  const bool reads = h["operation"] == "read";
+  out += fmt::format("\n{} of {} tokens, {} to {}, on idle links\n", what, grouped(h["prompt_tokens"]),
                      h["from"], h["to"]);
   entry(out, "bytes", fmt::format("{} in {} blocks", bytes(h["bytes"]), h["blocks"]));
-  entry(out, "read by",
-        fmt::format("{}, each {} regions of {}", plural(h["gpus"], "decode rank"), h["regions_per_gpu"],
-                    plural(h["sources_per_gpu"], "prefill rank")));
+  entry(out, reads ? "read by" : "written by",
+        fmt::format("{}, each {} regions {} {}",
+                    plural(h["posting_gpus"], fmt::format("{} rank", h["posted_by"])), h["regions_per_gpu"],
+                    reads ? "of" : "to",
+                    plural(h["remotes_per_gpu"], fmt::format("{} rank", reads ? h["from"] : h["to"]))));
+  entry(out, "posted on",
+        fmt::format("{}{}", h["posted_on"],
+                    h["contention"] == 1.0 ? "" : fmt::format(", in {} times the time", h["contention"])));
+  entry(out, "first contact",
+        h["first_contact_ms"] == 0.0
+            ? "costs nothing"
+            : fmt::format("{}, once between two workers", ms(h["first_contact_ms"].get<double>() * 1e3)));
   // Where blocks do not merge, how they lie makes no difference.
   std::vector<std::string> layouts{"one_run"}, headings{"each block on its own: heads are split differently"};
   if (h["blocks_merge"] == true) {
@@ -716,11 +730,21 @@ void print_hand_over(std::string& out, const Json& h) {
     headings = {"blocks in one run", "no two together"};
   }
   cells(out, "", headings);
-  for (const PullRow& row : kPullRows) {
+  for (const TransferRow& row : kTransferRows) {
+    if (!h["one_run"].contains(row.key)) continue;
     std::vector<std::string> values;
     for (const std::string& layout : layouts) values.push_back(row.text(h[layout][row.key]));
     cells(out, row.label, values);
   }
+}
+
+void print_hand_overs(std::string& out, const Json& doc) {
+  for (const Json& hand_over : doc["hand_overs"]) print_hand_over(out, "Hand-over", hand_over);
+  const auto mode = doc["scenario"]["transfer"]["mode"].get<std::string>();
+  if (!doc["hand_overs"].empty() && mode.starts_with("push_"))
+    wrap(out += "  ", 2,
+         fmt::format("With {} most of it goes earlier, piece by piece, while prefill computes.", mode));
+  for (const Json& read_back : doc["read_backs"]) print_hand_over(out, "Read back", read_back);
 }
 
 void print_placement(std::string& out, const Json& placement) {
@@ -739,15 +763,21 @@ void print_placement(std::string& out, const Json& placement) {
 }
 
 void print_links(std::string& out, const Json& links) {
-  out += fmt::format("\n{:<{}}{:>8}{:>10}    READ reaches, by size of operation\n{:>{}}",
-                     "Links, each direction", kLabel, "number", "GB/s", "", kLabel + 18);
+  constexpr std::size_t kOperation = 7;
+  out += fmt::format("\n{:<{}}{:>8}{:>10}    of it, by size of operation\n{:>{}}", "Links, each direction",
+                     kLabel, "number", "GB/s", "", kLabel + 18 + kOperation);
   for (const Bytes size : kOperationSizes) out += fmt::format("{:>11}", bytes(size));
   std::vector<std::string> sources;
   for (const Json& link : links) {
     out += fmt::format("\n  {:<{}}{:>8}{:>10}", link["fabric"].is_null() ? link["class"] : link["fabric"],
                        kLabel - 2, link["number"], significant(link["gb_per_s"].get<double>()));
     if (link["fabric"].is_null()) continue;
-    for (const Json& point : link["read_efficiency"]) out += fmt::format("{:>11}", percent(point["share"]));
+    for (const auto& [key, operation] :
+         {std::pair("read_efficiency", "  READ"), {"write_efficiency", "  WRITE"}}) {
+      if (column_of(out) > kLabel + 18) out += fmt::format("\n{:>{}}", "", kLabel + 18);
+      out += fmt::format("{:<{}}", operation, kOperation);
+      for (const Json& point : link[key]) out += fmt::format("{:>11}", percent(point["share"]));
+    }
     const auto source = link["source"].get<std::string>();
     if (std::ranges::find(sources, source) == sources.end()) sources.push_back(source);
   }
@@ -780,6 +810,21 @@ void print_prices(std::string& out, const Json& p) {
         fmt::format("{} for {} GPUs", usd(p["usd_per_hour_held"]), p["gpus_held"]));
 }
 
+void print_releases(std::string& out, const Json& features) {
+  constexpr std::size_t kSince = 52, kSource = 68;
+  out += "\nIn vLLM since\n";
+  bool words = false;
+  for (const Json& f : features) {
+    words |= f["since"] == kUnreleased || f["since"] == kNoEngine || f["since"] == kTheRouter;
+    out += fmt::format("  {:<{}}{:<{}}", f["feature"], kSince - 2, f["since"], kSource - kSince);
+    wrap(out, kSource, f["source"].get<std::string>());
+  }
+  if (words)
+    wrap(out += "  ", 2,
+         fmt::format("{} = in an open pull request; {} = pdsim's own; {} = no engine's business.",
+                     kUnreleased, kNoEngine, kTheRouter));
+}
+
 // The values under the path that --set takes for them.
 void print_scenario(std::string& out, const Json& doc) {
   constexpr std::size_t kValue = 32, kOrigin = 54;
@@ -797,8 +842,8 @@ void print_scenario(std::string& out, const Json& doc) {
     heading = above;
     out += fmt::format("{:<{}}{}", fmt::format("{}{}", above.empty() ? "  " : "    ", path.substr(dot + 1)),
                        kValue, doc["scenario"][Json::json_pointer(pointer)]);
-    if (column(out) >= kOrigin) out += '\n';
-    out.append(kOrigin - column(out), ' ');
+    if (column_of(out) >= kOrigin) out += '\n';
+    out.append(kOrigin - column_of(out), ' ');
     auto from = std::string_view(origin.get_ref<const std::string&>());
     if (from.starts_with("default: ")) from.remove_prefix(9);
     wrap(out, kOrigin, from);
@@ -814,16 +859,16 @@ std::string describe_text(const Json& doc) {
   wrap(out, 2,
        fmt::format("{}: {}, {}, on {} of {} GPUs of {}", doc["scenario"]["name"], doc["model"]["name"], pools,
                    doc["prices"]["gpus_held"], doc["prices"]["gpus"], nodes));
+  if (doc.contains("hypothetical"))
+    wrap(out += "  ", 2, "Hypothetical: no engine does what this scenario combines; see the releases below.");
   print_model(out, doc["model"]);
   print_pools(out, doc);
-  for (const Json& hand_over : doc["hand_overs"]) print_hand_over(out, hand_over);
+  print_hand_overs(out, doc);
   print_placement(out, doc["placement"]);
   print_links(out, doc["links"]);
   print_routes(out, doc["routes"]);
   print_prices(out, doc["prices"]);
-  out += "\nIn vLLM since\n";
-  for (const Json& f : doc["features"])
-    out += fmt::format("  {:<{}}{:<16}{}\n", f["feature"], kLabel + 22, f["since"], f["source"]);
+  print_releases(out, doc["releases"]["features"]);
   print_scenario(out, doc);
   return out;
 }

@@ -1,5 +1,6 @@
 // pdsim replay: one simulation.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <sys/resource.h>
 
 #include <CLI/CLI.hpp>
@@ -9,27 +10,31 @@
 #include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <span>
+#include <utility>
 
 #include "sim/cluster/cluster.hpp"
 #include "sim/core/error.hpp"
 #include "sim/metrics/summary.hpp"
 #include "tools/pdsim/commands.hpp"
-#include "tools/pdsim/files.hpp"
-#include "tools/pdsim/interrupt.hpp"
-#include "tools/pdsim/progress.hpp"
-#include "tools/pdsim/workload.hpp"
+#include "tools/pdsim/options.hpp"
+#include "tools/study/compare.hpp"
+#include "tools/study/files.hpp"
+#include "tools/study/interrupt.hpp"
+#include "tools/study/progress.hpp"
+#include "tools/study/workload.hpp"
 
 namespace pdsim {
 
 namespace {
 
 struct Options : ReplayOptions {
-  std::string scenario, out;
+  std::string scenario, out, fail_on;
   bool json = false;
 };
 
-constexpr std::array<std::string_view, 4> kResultFiles = {"summary.json", "requests.csv", "scenario.json",
-                                                          "run.json"};
+constexpr std::array<std::string_view, 5> kResultFiles = {"summary.json", "requests.csv", "blocks.csv",
+                                                          "scenario.json", "run.json"};
 
 // Names from outside (a path, a session) may not be UTF-8; JSON is.
 std::string text_of(const nlohmann::ordered_json& document) {
@@ -54,6 +59,9 @@ int replay(const Options& options) {
   LoadedScenario loaded = load_scenario_for(options.scenario, options);
   const Deployment deployment = plan_deployment(loaded);
   put_defaults_by_gpu(loaded, deployment);
+  if (!options.fail_on.empty() && loaded.scenario.slo.empty()) {
+    throw InputError("--fail-on", "is slo, but the scenario has none; expected slo.ttft_ms or slo.tpot_ms");
+  }
   if (!options.out.empty()) check_folder(options.out, kResultFiles);
   const Trace trace = load_trace_for(loaded, options.quiet);
 
@@ -79,7 +87,7 @@ int replay(const Options& options) {
     for (const WorkerPlan& worker : deployment.workers) names.push_back(worker.name);
     std::string rows = requests_csv(run, trace, names);
     usage = usage_since(start);
-    const nlohmann::ordered_json about = {
+    nlohmann::ordered_json about = {
         {"schema", "pdsim.run/1"},
         {"version", PDSIM_VERSION},
         {"wall_s", usage.wall_s},
@@ -90,10 +98,12 @@ int replay(const Options& options) {
         {"ns_per_pop", run.queue_pops > 0 ? simulation_s * 1e9 / static_cast<double>(run.queue_pops) : 0.0},
         {"events", run.events},
         {"peak_mib", usage.peak_mib}};
+    if (run.hypothetical) about["hypothetical"] = true;
     written = write_files(options.out, {{std::string(kResultFiles[0]), text_of(summary) + "\n"},
                                         {std::string(kResultFiles[1]), std::move(rows)},
-                                        {std::string(kResultFiles[2]), loaded.in_force + "\n"},
-                                        {std::string(kResultFiles[3]), text_of(about) + "\n"}});
+                                        {std::string(kResultFiles[2]), blocks_csv(run)},
+                                        {std::string(kResultFiles[3]), loaded.in_force + "\n"},
+                                        {std::string(kResultFiles[4]), text_of(about) + "\n"}});
   } else {
     usage = usage_since(start);
   }
@@ -125,6 +135,11 @@ int replay(const Options& options) {
     fmt::print(stderr, "pdsim: no request completed: {}\n", why);
     return kUnfinished;
   }
+  if (const std::vector<std::string> missed = missed_slo(summary);
+      !options.fail_on.empty() && !missed.empty()) {
+    fmt::print(stderr, "pdsim: --fail-on slo: {}\n", fmt::join(missed, "; "));
+    return kFailedOn;
+  }
   return kDone;
 }
 
@@ -136,16 +151,23 @@ void add_replay(CLI::App& app, Command& run) {
   sub->add_option("SCENARIO", options->scenario, "Scenario file (JSON with comments); - is stdin")
       ->required();
   add_replay_options(*sub, *options);
-  sub->add_option(
-      "--out", options->out,
-      "Folder for summary.json, requests.csv, run.json and the scenario in force (made if missing)");
+  sub->add_option("--out", options->out,
+                  "Folder for summary.json, requests.csv (a row a request), blocks.csv (KV blocks held over "
+                  "time, by side and cause), run.json and the scenario in force (made if missing)");
   sub->add_flag("--json", options->json, "The summary as JSON on stdout");
-  std::string policies;
-  for (const Named& policy : kRouterPolicies)
-    policies += fmt::format("  {:<18}{}\n", policy.name, policy.sentence);
-  sub->footer(
-      "router.policy is one of\n" + policies +
-      "\nExample:\n  pdsim replay scenarios/quickstart.json --set router.policy=least_loaded --out out");
+  sub->add_option("--fail-on", options->fail_on, "Exit status 4: slo, when the run misses its SLO")
+      ->check(CLI::IsMember({"slo"}));
+  std::string names;
+  for (const auto& [key, table] : {std::pair("router.policy", std::span<const Named>(kRouterPolicies)),
+                                   {"transfer.mode", std::span<const Named>(kTransferModes)}}) {
+    names += fmt::format("{} is one of\n", key);
+    for (const Named& row : table) names += fmt::format("  {:<18}{}\n", row.name, row.sentence);
+    names += '\n';
+  }
+  sub->footer(names +
+              "Examples:\n"
+              "  pdsim replay scenarios/quickstart.json --set router.policy=least_loaded --out out\n"
+              "  pdsim replay scenarios/quickstart.json --set transfer.mode=push");
   sub->callback([options, &run] { run = [options] { return replay(*options); }; });
 }
 

@@ -38,18 +38,49 @@ constexpr Schema kSchemas[] = {
      scenario_schema},
     {"summary", "pdsim.summary/1", "what a replay found: summary.json, replay --json",
      [] { return shipped("summary.schema.json"); }},
+    {"comparison", "pdsim.comparison/1", "several deployments side by side: compare --json",
+     [] { return shipped("comparison.schema.json"); }},
     {"run", "pdsim.run/1", "what a replay took: run.json", [] { return shipped("run.schema.json"); }},
     {"describe", "pdsim.describe/1", "what follows from a scenario: describe --json",
      [] { return shipped("describe.schema.json"); }},
     {"cost", "pdsim.cost/1", "what one operation costs: cost --json",
      [] { return shipped("cost.schema.json"); }},
+    {"kernel-report", "pdsim.kernel-report/1", "measured kernels beside a profile: validate kernels --json",
+     [] { return shipped("kernel-report.schema.json"); }},
+    {"published", "pdsim.published/1", "a published result and its replay: what validate published reads",
+     [] { return shipped("published.schema.json"); }},
+    {"published-report", "pdsim.published-report/1", "published beside simulated: validate published --json",
+     [] { return shipped("published-report.schema.json"); }},
+    {"validate-run", "pdsim.validate-run/1",
+     "a benchmark of one's own beside its simulation: validate run --json",
+     [] { return shipped("validate-run.schema.json"); }},
+    {"validate-serving", "pdsim.validate-serving/1",
+     "measured serving points beside simulated ones: validate serving --json",
+     [] { return shipped("validate-serving.schema.json"); }},
+    {"evidence", "pdsim.evidence/1", "errors by what a run rests on: models/evidence.json, validate evidence",
+     [] { return shipped("evidence.schema.json"); }},
+    {"overheads", "pdsim.overheads/1",
+     "what serving takes beside kernels: engine.overheads, fit --from-bench",
+     [] { return shipped("overheads.schema.json"); }},
+    {"fit-bench", "pdsim.fit-bench/1", "overheads fitted to a benchmark: fit --from-bench --json",
+     [] { return shipped("fit-bench.schema.json"); }},
+    {"sweep-report", "pdsim.sweep-report/1", "what a sweep found: sweep --json, merge --json",
+     [] { return shipped("sweep-report.schema.json"); }},
+    {"sweep", "pdsim.sweep/1", "a parameter space over a scenario: what sweep reads",
+     [] { return shipped("sweep.schema.json"); }},
+    {"thresholds", "pdsim.thresholds/1", "when to read KV back and how long to keep it: thresholds --json",
+     [] { return shipped("thresholds.schema.json"); }},
+    {"plan", "pdsim.plan/1", "a trace, an objective and a menu of instances: what plan reads",
+     [] { return shipped("plan.schema.json"); }},
+    {"plan-report", "pdsim.plan-report/1", "the cheapest deployment for a plan: plan --json",
+     [] { return shipped("plan-report.schema.json"); }},
     {"trace-stats", "pdsim.trace-stats/1", "what is in a trace: trace stats --json", stats_schema},
 };
 
 std::string list_of_schemas() {
   std::string list;
   for (const Schema& schema : kSchemas) {
-    list += fmt::format("  {:<12} {:<20} {}\n", schema.name, schema.id, schema.sentence);
+    list += fmt::format("  {:<17} {:<25} {}\n", schema.name, schema.id, schema.sentence);
   }
   return list;
 }

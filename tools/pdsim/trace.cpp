@@ -11,8 +11,8 @@
 
 #include "sim/core/error.hpp"
 #include "tools/pdsim/commands.hpp"
-#include "tools/pdsim/interrupt.hpp"
-#include "tools/pdsim/progress.hpp"
+#include "tools/study/interrupt.hpp"
+#include "tools/study/progress.hpp"
 #include "traces/generate.hpp"
 #include "traces/reader.hpp"
 #include "traces/reshape.hpp"
@@ -35,7 +35,7 @@ struct Options {
 std::string formats_help() {
   std::string text = "Formats:\n";
   for (const TraceFormat& format : trace_formats())
-    text += fmt::format("  {:<10}{}\n", format.name, format.sentence);
+    text += fmt::format("  {:<12}{}\n", format.name, format.sentence);
   return text;
 }
 
