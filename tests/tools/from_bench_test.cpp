@@ -304,7 +304,7 @@ TEST(FromBench, AnInterruptLeavesAWholeFileOrNone) {
   prepare(folder);
   folder.file("c64.json", bench_of(folder, "truth.json", 64, 500, 200, 1500).dump());
   const Ran ran = run(folder, "fit --from-bench c64.json --scenario scenario.json --out out.json --jobs 1",
-                      "timeout --preserve-status -s INT 0.3 ");
+                      interrupted_after("0.3"));
   EXPECT_EQ(ran.status, 130) << ran.err;
   if (std::filesystem::exists(folder / "out.json")) {
     EXPECT_NE(load_overheads(folder / "out.json").source.find("interrupted"), std::string::npos);

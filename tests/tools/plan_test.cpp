@@ -159,8 +159,7 @@ TEST(PlanCommand, InterruptedItSaysSo) {
   folder.file("scenario.json", kScenario);
   folder.file("plan.json", plan_text(R"({"tensor_parallel": [1, 2, 4, 8], "max_instances": 12,
                                          "deployments": ["colocated", "pull", "push"]})"));
-  const Ran ran =
-      run_plan(folder, "plan.json --quiet --json --memo memo.md", "timeout -s INT --preserve-status 2");
+  const Ran ran = run_plan(folder, "plan.json --quiet --json --memo memo.md", interrupted_after("2"));
   EXPECT_EQ(ran.status, 130) << ran.err;
   const json report = json::parse(ran.out);
   EXPECT_EQ(report["status"], "interrupted");

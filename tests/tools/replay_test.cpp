@@ -227,8 +227,7 @@ TEST(Replay, AnInterruptedRunKeepsWhatIsDone) {
   const Folder folder;
   folder.file("s.json", R"({"model": "llama-3.1-8b", "pools": [{"role": "colocated", "replicas": 8,
     "instance": "p5en.48xlarge"}], "workload": {"synthetic": {"requests": 400000, "rate": 1, "isl": 600, "osl": 2000}}})");
-  const Ran ran = run(folder, "replay s.json --quiet --json --out results",
-                      "timeout --foreground --preserve-status -s INT 3");
+  const Ran ran = run(folder, "replay s.json --quiet --json --out results", interrupted_after("3"));
   EXPECT_EQ(ran.status, 130) << ran.err;
   const json summary = json::parse(ran.out);
   EXPECT_EQ(summary["status"], "interrupted");

@@ -30,7 +30,13 @@ inline Ran run(const std::string& arguments, const std::string& before = "") {
   return {status, bytes_of(apart / "out"), bytes_of(apart / "err")};
 }
 
-/// The same in `folder`.
+/// Words for `before` of run() that send one Ctrl-C after so many seconds. Without --foreground, timeout
+/// sends a second one, to its process group, and the second kills.
+inline std::string interrupted_after(const std::string& seconds) {
+  return "timeout --foreground --preserve-status -s INT " + seconds;
+}
+
+/// run() in `folder`.
 inline Ran run(const Folder& folder, const std::string& arguments, const std::string& before = "") {
   return run(arguments, std::string("cd '").append(folder / "").append("' && ").append(before));
 }

@@ -599,7 +599,7 @@ void fit(Loads& all, Runner& runner, std::vector<Outcome> now, Fit& fit) {
       const double scale = std::max(kLeastScale, 2 * median_size(weighted));
       const VectorXd step = proposed_step(jacobian, weighted, scale, fit.x, fit.start, free);
       std::vector<VectorXd> trials;
-      for (const double share : kTrials) trials.push_back((fit.x + share * step).cwiseMax(0.0));
+      for (const double share : kTrials) trials.emplace_back((fit.x + share * step).cwiseMax(0.0));
       const auto tried = runner.run(trials, every);
       const double cost = cost_of(weighted, scale, fit.x - fit.start);
       double best = cost;

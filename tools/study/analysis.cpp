@@ -785,8 +785,8 @@ std::string contrast_text(const Space& space, const Contrast& contrast, const st
     legend.push_back(fmt::format("? UNDECIDED, {}less than such figures miss measured ones",
                                  counted ? "by " : "though ahead: by "));
   }
-  if (any(kNobody)) legend.push_back("- no value");
-  if (any(kOpen)) legend.push_back("* not run");
+  if (any(kNobody)) legend.emplace_back("- no value");
+  if (any(kOpen)) legend.emplace_back("* not run");
   std::string key = fmt::format("    {}", fmt::join(legend, ", "));
   if (counted) {
     key += "; how many cells each wins";

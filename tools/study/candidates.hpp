@@ -7,6 +7,7 @@
 // What cannot work is not a candidate, but is counted by the reason.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
@@ -101,10 +102,10 @@ struct Candidates {
 
 /// The scenario that candidates are made from: its document in force, and engine knobs by role.
 struct Template {
-  std::string file;               ///< as errors name it
-  std::string document;           ///< JSON: the scenario in force
-  std::string engines[3];         ///< JSON, by Role
-  std::int32_t max_position = 0;  ///< of the model
+  std::string file;                    ///< as errors name it
+  std::string document;                ///< JSON: the scenario in force
+  std::array<std::string, 3> engines;  ///< JSON, by Role
+  std::int32_t max_position = 0;       ///< of the model
   std::string substituted;  ///< whose knobs stand in for which role that the scenario has not; empty = none
 };
 

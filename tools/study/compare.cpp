@@ -462,7 +462,7 @@ std::optional<std::string> few_beyond(const std::vector<Compared>& runs) {
       if (!run.outcome.summary) continue;
       const auto n = (*run.outcome.summary)["latency_ms"]["ttft"]["n"].get<double>();
       if (n <= 0 || n * share >= kFewBeyond) continue;
-      if (few.empty() || few.back() != percentile) few.push_back(percentile);
+      if (few.empty() || few.back() != percentile) few.emplace_back(percentile);
       least = least < 0 ? n : std::min(least, n);
     }
   }
@@ -497,9 +497,10 @@ void note_missing(Comparison& c, const Compared& run) {
 }
 
 void add_notes(Comparison& c, bool slo, bool goodput_for_want) {
-  if (!slo) c.notes.push_back("No SLO is set: every completed request counts as within it.");
+  if (!slo) c.notes.emplace_back("No SLO is set: every completed request counts as within it.");
   if (goodput_for_want) {
-    c.notes.push_back("Not every instance has a known price, so the objective is goodput and not dollars.");
+    c.notes.emplace_back(
+        "Not every instance has a known price, so the objective is goodput and not dollars.");
   }
   if (auto few = few_beyond(c.runs)) {
     if (c.replications > 1) *few += " The intervals say how much.";

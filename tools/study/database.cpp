@@ -469,7 +469,7 @@ struct SweepDatabase::Impl {
 
   // Whether the file is there and has results; an empty one, and what a process that died while making it
   // has left, has none.
-  bool holds_results() {
+  bool holds_results() const {
     const std::int64_t id = number_of(db, "PRAGMA application_id");
     const std::int64_t version_there = number_of(db, "PRAGMA user_version");
     if (id == 0 && version_there == 0 && number_of(db, "SELECT count(*) FROM sqlite_master") == 0)
@@ -491,7 +491,7 @@ struct SweepDatabase::Impl {
     return true;
   }
 
-  std::string meta(std::string_view key) {
+  std::string meta(std::string_view key) const {
     Statement statement(db, "SELECT value FROM meta WHERE key = ?");
     statement << key;
     return statement.step() ? std::string(statement.text(0)) : "";

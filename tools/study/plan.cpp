@@ -29,10 +29,10 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr double kSwing = 0.2;       // of what might flip the answer: chosen, as far as quotes are often off
-constexpr int kBeyond = 5;           // steps beyond a capacity at which monotonicity is looked at
-constexpr std::size_t kFigures = 6;  // options whose figures at the rate are given
-constexpr double kShort_s = 60;      // chosen: a minute of traffic; queues of less have hardly grown
+constexpr double kSwing = 0.2;        // of what might flip the answer: chosen, as far as quotes are often off
+constexpr int kBeyond = 5;            // steps beyond a capacity at which monotonicity is looked at
+constexpr std::size_t kFigures = 6;   // options whose figures at the rate are given
+constexpr double kShortSeconds = 60;  // chosen: a minute of traffic; queues of less have hardly grown
 constexpr int kWithinReach = -36;  // steps, a half: what a fifth of bandwidth or prompts may yet make up for
 constexpr std::string_view kClass[] = {"colocated", "disaggregated"};
 constexpr std::size_t kSides[] = {0, 1};  // of kClass
@@ -473,7 +473,7 @@ Json Planner::curve() const {
     from = end;
   }
   const double span = to_seconds(span_of(*in_.trace)) * in_.recorded_rate;  // x rate: of a request a second
-  const double longest = span / kShort_s;  // the rate up to which the trace lasts long enough
+  const double longest = span / kShortSeconds;  // the rate up to which the trace lasts long enough
   const auto flattered = static_cast<std::size_t>(
       std::ranges::count_if(rows, [&](const Json& row) { return row["to"].get<double>() > longest; }));
   std::string text;
@@ -537,7 +537,7 @@ Json Planner::curve() const {
         "{}Above {:.3g} requests/s the trace lasts less than {:.0f} s: {} of the {} ranges end there, and "
         "what is "
         "carried is flattered.",
-        basis.empty() ? "" : " ", longest, kShort_s, flattered, rows.size());
+        basis.empty() ? "" : " ", longest, kShortSeconds, flattered, rows.size());
   }
   basis +=
       fmt::format("{}Capacities are searched in steps of {:.0f} %, and end before {} in a row that fail.",
@@ -917,7 +917,7 @@ Json Planner::notes(const Pair& base) {
   for (const std::string& assumption : in_.assumptions) list.push_back(assumption);
   list.push_back("Caches are empty when the trace begins. Nothing fails, and no machine is reclaimed.");
   const double span = to_seconds(span_of(*in_.trace)) * in_.recorded_rate;  // x rate: of a request a second
-  if (span / in_.rate < kShort_s) {
+  if (span / in_.rate < kShortSeconds) {
     list.push_back(
         fmt::format("At {:.3g} requests/s the trace lasts {:.0f} s only: queues have little time to grow, so "
                     "that what is carried "
@@ -925,7 +925,8 @@ Json Planner::notes(const Pair& base) {
                     in_.rate, span / in_.rate));
   }
   for (const std::optional<Chosen>& c : base) {
-    if (!c || span / rate_at(in_.rate, *c->best.step) >= kShort_s || span / in_.rate < kShort_s) continue;
+    if (!c || span / rate_at(in_.rate, *c->best.step) >= kShortSeconds || span / in_.rate < kShortSeconds)
+      continue;
     list.push_back(
         fmt::format("At its capacity of {:.3g} requests/s the trace lasts {:.0f} s only: that of {} is "
                     "flattered.",

@@ -196,7 +196,7 @@ PlanInput read_plan(const std::string& path, const PlanOptions& options) {
       std::ranges::find(loaded.origins, "/transfer/warm_start", &std::pair<std::string, std::string>::first);
   if (warm != loaded.origins.end() && warm->second != "scenario" && warm->second != "--set") {
     sets.insert(sets.begin(), "transfer.warm_start=true");
-    input.assumptions.push_back(
+    input.assumptions.emplace_back(
         "Workers have met before the first request (transfer.warm_start): the trace stands for months.");
   }
   loaded = load(sets, true);
@@ -225,7 +225,7 @@ PlanInput read_plan(const std::string& path, const PlanOptions& options) {
   if (std::ranges::none_of(input.trace->requests, [](const Request& r) { return r.output_tokens > 1; })) {
     const auto erased = std::erase_if(input.bounds, [](const Bound& b) { return b.metric == "tpot_ms"; });
     if (erased > 0) {
-      input.assumptions.push_back(
+      input.assumptions.emplace_back(
           "The SLO's tpot_ms does not apply: every answer of the trace has one token at most.");
     }
     if (input.bounds.empty()) {

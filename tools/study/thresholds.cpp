@@ -62,17 +62,17 @@ struct Scale {
 std::vector<std::string> sets_of(const Scale& scale, double load, const Setting& s) {
   std::vector<std::string> sets = {fmt::format("workload.time_scale={}", scale.time_scale * load)};
   if (s.kind == Setting::Kind::without) {
-    sets.push_back("transfer.bidirectional=false");
+    sets.emplace_back("transfer.bidirectional=false");
     return sets;
   }
   const bool foresees = s.kind == Setting::Kind::oracle;
-  sets.push_back("transfer.bidirectional=true");
+  sets.emplace_back("transfer.bidirectional=true");
   sets.push_back(fmt::format("transfer.retention.policy={}", foresees ? "belady" : "ttl"));
   if (s.kind == Setting::Kind::fixed || (foresees && s.threshold != kByCost)) {
-    sets.push_back("transfer.reuse_policy=threshold");
+    sets.emplace_back("transfer.reuse_policy=threshold");
     sets.push_back(fmt::format("transfer.kv_recompute_threshold={}", s.threshold));
   } else {
-    sets.push_back("transfer.reuse_policy=cost");
+    sets.emplace_back("transfer.reuse_policy=cost");
   }
   if (!foresees) {
     sets.push_back(fmt::format("transfer.decoder_kv_blocks_ttl_s={}", s.ttl_s));
@@ -464,7 +464,7 @@ ThresholdsAnswer find_thresholds(const ThresholdsConfig& config,
                                  const std::function<void(std::uint64_t, std::uint64_t)>& progress) {
   ThresholdsAnswer a;
   RunSpec plain = config.base;
-  plain.options.sets.push_back("transfer.bidirectional=false");
+  plain.options.sets.emplace_back("transfer.bidirectional=false");
   const LoadedScenario loaded = load_run(plain);
   const Scenario& s = loaded.scenario;
   const std::string& file = config.base.file;
