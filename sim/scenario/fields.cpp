@@ -61,7 +61,7 @@ void read_speculative(Reader& r, SpeculativeConfig& c) {
   const auto drafts = static_cast<std::size_t>(k);
   std::vector<double> each;  // probability of a draft once those before it are accepted
   double even = 0, mean = 0, length = 1;
-  constexpr Range kProbability{.min = 0, .max = 1};
+  constexpr Limits kProbability{.min = 0, .max = 1};
   const Row acceptance{kAbsent,
                        "Probability that a draft is accepted once those before it were; one for all, or one "
                        "for each position."};

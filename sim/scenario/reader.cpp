@@ -66,16 +66,17 @@ std::optional<std::int64_t> integral(const Json& value) {
   return static_cast<std::int64_t>(real);
 }
 
-std::string expectation(const Range& range) {
-  if (std::isinf(range.max)) {
-    return fmt::format("a number {} {}", range.above ? "above" : "of at least", range.min);
+std::string expectation(const Limits& limits) {
+  if (std::isinf(limits.max)) {
+    return fmt::format("a number {} {}", limits.above ? "above" : "of at least", limits.min);
   }
-  if (range.above) return fmt::format("a number above {} and at most {}", range.min, range.max);
-  return fmt::format("a number from {} to {}", range.min, range.max);
+  if (limits.above) return fmt::format("a number above {} and at most {}", limits.min, limits.max);
+  return fmt::format("a number from {} to {}", limits.min, limits.max);
 }
 
-bool within(const Range& range, double value) {
-  return std::isfinite(value) && value <= range.max && (range.above ? value > range.min : value >= range.min);
+bool within(const Limits& limits, double value) {
+  return std::isfinite(value) && value <= limits.max &&
+         (limits.above ? value > limits.min : value >= limits.min);
 }
 
 }  // namespace
@@ -255,16 +256,16 @@ bool Reader::flag(std::string_view key, bool& value, const Row& row) {
   return found.given;
 }
 
-bool Reader::number(std::string_view key, double& value, Range range, const Row& row) {
-  const std::string expected = expectation(range);
+bool Reader::number(std::string_view key, double& value, Limits limits, const Row& row) {
+  const std::string expected = expectation(limits);
   const Found found = find(key, row, expected);
   if (describes()) {
-    Json type{{"type", "number"}, {range.above ? "exclusiveMinimum" : "minimum", range.min}};
-    if (!std::isinf(range.max)) type["maximum"] = range.max;
+    Json type{{"type", "number"}, {limits.above ? "exclusiveMinimum" : "minimum", limits.min}};
+    if (!std::isinf(limits.max)) type["maximum"] = limits.max;
     property(key, row, type, value);
   }
   if (found.given) {
-    if (!found.value.is_number() || !within(range, found.value.get<double>())) wrong(found, expected);
+    if (!found.value.is_number() || !within(limits, found.value.get<double>())) wrong(found, expected);
     value = found.value.get<double>();
   }
   put(key, found, row, value);
@@ -334,7 +335,7 @@ bool Reader::integers(std::string_view key, std::vector<std::int32_t>& values, s
   return found.given;
 }
 
-bool Reader::numbers(std::string_view key, std::vector<double>& values, Range each, const Row& row) {
+bool Reader::numbers(std::string_view key, std::vector<double>& values, Limits each, const Row& row) {
   const std::string expected = fmt::format("a list, each {}", expectation(each));
   const Found found = find(key, row, expected);
   if (describes()) {

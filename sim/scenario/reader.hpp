@@ -48,7 +48,7 @@ struct Row {
 };
 
 /// What numbers a row takes.
-struct Range {
+struct Limits {
   double min = 0.0;
   double max = std::numeric_limits<double>::infinity();
   bool above = false;  ///< min itself is out
@@ -83,7 +83,7 @@ class Reader {
   // Rows. Each returns whether the key was given.
   bool text(std::string_view key, std::string& value, const Row& row);
   bool flag(std::string_view key, bool& value, const Row& row);
-  bool number(std::string_view key, double& value, Range range, const Row& row);
+  bool number(std::string_view key, double& value, Limits limits, const Row& row);
   /// A number in units of `unit`, rounded to the nearest nanosecond (0.07 ms is 70,000 ns although
   /// 0.07 x 10^6 is not), of at least `min` nanoseconds. `why` is added to what an error expects.
   bool duration(std::string_view key, Nanos& value, Nanos unit, Nanos min, const Row& row,
@@ -97,7 +97,7 @@ class Reader {
   }
   bool integers(std::string_view key, std::vector<std::int32_t>& values, std::int32_t max, const Row& row);
   /// A list of numbers, each in `each`.
-  bool numbers(std::string_view key, std::vector<double>& values, Range each, const Row& row);
+  bool numbers(std::string_view key, std::vector<double>& values, Limits each, const Row& row);
   /// One of a table's names.
   bool choice(std::string_view key, std::string& value, std::span<const Named> names, const Row& row);
   template <typename Enum>

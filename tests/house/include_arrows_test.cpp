@@ -1,17 +1,20 @@
 // The rules of the house that no compiler holds: which folder may include which, what stays out of headers,
-// and what may not reach a simulated result. The sources are read as text, so a rule is one line of a table.
+// what may not reach a simulated result, and that no two types share a name. The sources are read as text, so
+// a rule is one line of a table.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
 
 namespace {
 
+namespace fs = std::filesystem;
 using std::string;
 using std::string_view;
 
@@ -158,6 +161,52 @@ string faults(const string& path, string_view text) {
   return result;
 }
 
+const fs::path kRoot = PDSIM_SOURCE_DIR;
+
+std::vector<fs::path> sources() {
+  std::vector<fs::path> found;
+  for (const char* top : {"sim", "models", "traces", "kernels", "tools"}) {
+    if (!fs::exists(kRoot / top)) continue;
+    for (const fs::directory_entry& entry : fs::recursive_directory_iterator(kRoot / top)) {
+      const string extension = entry.path().extension().string();
+      if (extension == ".hpp" || extension == ".cpp" || extension == ".cu" || extension == ".cuh") {
+        found.push_back(entry.path());
+      }
+    }
+  }
+  EXPECT_GT(found.size(), 50u) << "the walk did not find the sources";
+  return found;
+}
+
+string text_of(const fs::path& path) {
+  std::ifstream in(path);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+// The types that a file defines where other files could meet them, as "namespace::name": what begins in
+// column 0 outside anonymous namespaces, which is how clang-format lays them out.
+std::vector<string> types_of(string_view text) {
+  std::vector<string> spaces, types;
+  while (!text.empty()) {
+    string_view line = text.substr(0, text.find('\n'));
+    text.remove_prefix(std::min(line.size() + 1, text.size()));
+    if (line.starts_with("}  // namespace") && !spaces.empty()) spaces.pop_back();
+    if (line.starts_with("namespace") && line.ends_with('{')) {
+      spaces.emplace_back(line == "namespace {" ? "" : words(line)[1]);
+    }
+    if (std::ranges::find(spaces, "") != spaces.end()) continue;
+    std::vector<string_view> said = words(line);
+    if (said.empty() || (said[0] != "struct" && said[0] != "class" && said[0] != "enum")) continue;
+    if (said.size() > 1 && said[1] == "class") said.erase(said.begin());
+    const bool defines = line.find('{') != line.npos || !line.ends_with(';');
+    if (!defines || said.size() < 2 || said[1].find("::") != said[1].npos) continue;
+    string type;
+    for (const string& space : spaces) type += space + "::";
+    types.push_back(type.append(said[1].substr(0, said[1].find_first_of(":{;"))));
+  }
+  return types;
+}
+
 TEST(House, ArrowsPointOneWay) {
   for (const Folder* row = std::begin(kHouse); row != std::end(kHouse); ++row) {
     for (const string_view allowed : words(row->may_include)) {
@@ -169,21 +218,31 @@ TEST(House, ArrowsPointOneWay) {
 }
 
 TEST(House, EverySourceFileKeepsTheRules) {
-  namespace fs = std::filesystem;
-  const fs::path root = PDSIM_SOURCE_DIR;
-  int files = 0;
-  for (const char* top : {"sim", "models", "traces", "kernels", "tools"}) {
-    if (!fs::exists(root / top)) continue;
-    for (const fs::directory_entry& entry : fs::recursive_directory_iterator(root / top)) {
-      const string extension = entry.path().extension().string();
-      if (extension != ".hpp" && extension != ".cpp" && extension != ".cu" && extension != ".cuh") continue;
-      std::ifstream in(entry.path());
-      const string text{std::istreambuf_iterator<char>(in), {}};
-      EXPECT_EQ(faults(entry.path().lexically_relative(root).generic_string(), text), "");
-      ++files;
+  for (const fs::path& path : sources()) {
+    EXPECT_EQ(faults(path.lexically_relative(kRoot).generic_string(), text_of(path)), "");
+  }
+}
+
+// Two types of one name in one program break the one-definition rule, of which no compiler or linker speaks:
+// the linker keeps one of two vectors of them, and which one depends on the optimisation.
+TEST(House, EachTypeHasANameOfItsOwn) {
+  std::map<string, string> owners;
+  for (const fs::path& path : sources()) {
+    const string file = path.lexically_relative(kRoot).generic_string();
+    for (const string& type : types_of(text_of(path))) {
+      const auto [owner, first] = owners.emplace(type, file);
+      EXPECT_TRUE(first || owner->second == file)
+          << type << " is defined in " << owner->second << " and " << file;
     }
   }
-  EXPECT_GT(files, 50) << "the walk did not find the sources";
+  EXPECT_GT(owners.size(), 100u) << "the scan did not find the types";
+
+  const std::vector<string> found = types_of(
+      "struct Forward;\nnamespace pdsim {\nstruct Range {\nenum class Kind : int { a };\nclass Reader::Part "
+      "{\n"
+      "namespace {\nstruct Own {\n}  // namespace\nclass Late final {\n}  // namespace pdsim\nstruct Out "
+      "{};\n");
+  EXPECT_EQ(found, (std::vector<string>{"pdsim::Range", "pdsim::Kind", "pdsim::Late", "Out"}));
 }
 
 // The check itself must be able to fail: each rule, broken once, and its nearest lawful neighbour.

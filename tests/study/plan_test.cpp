@@ -151,20 +151,20 @@ RunResult queue_of(int n, Nanos service) {
 
 TEST(KeepsUp, NotWhenTheQueueOnlyGrows) {
   const std::vector<Bound> lax{{"ttft_ms", "p95", 0.95, 1e9}};
-  EXPECT_EQ(judge_run(lax, queue_of(1000, 9 * kMillisecond)).verdict, Outcome::kept_up);
-  EXPECT_EQ(judge_run(lax, queue_of(1000, 13 * kMillisecond)).verdict, Outcome::saturated);
+  EXPECT_EQ(judge_run(lax, queue_of(1000, 9 * kMillisecond)).verdict, LoadVerdict::kept_up);
+  EXPECT_EQ(judge_run(lax, queue_of(1000, 13 * kMillisecond)).verdict, LoadVerdict::saturated);
   const std::vector<Bound> tight{{"ttft_ms", "p95", 0.95, 5}};
-  EXPECT_EQ(judge_run(tight, queue_of(1000, 9 * kMillisecond)).verdict, Outcome::slo);
+  EXPECT_EQ(judge_run(tight, queue_of(1000, 9 * kMillisecond)).verdict, LoadVerdict::slo);
   RunResult lost = queue_of(100, kMillisecond);
   lost.requests[7].status = RequestStatus::failed;
-  EXPECT_EQ(judge_run(lax, lost).verdict, Outcome::unserved);
+  EXPECT_EQ(judge_run(lax, lost).verdict, LoadVerdict::unserved);
 }
 
 // Answers of one token have no time between tokens: a bound on it asks nothing of them.
 TEST(KeepsUp, WhateverABoundWithoutValuesSays) {
   const std::vector<Bound> bounds{{"tpot_ms", "p95", 0.95, 10}, {"ttft_ms", "p95", 0.95, 1e9}};
   const Reached reached = judge_run(bounds, queue_of(100, 9 * kMillisecond));
-  EXPECT_EQ(reached.verdict, Outcome::kept_up);
+  EXPECT_EQ(reached.verdict, LoadVerdict::kept_up);
   EXPECT_EQ(reached.ms[0], -1);
 }
 
@@ -257,7 +257,7 @@ TEST(Plan, FindsWhatTryingEverythingFinds) {
   LoadTests tests(input, options, {});
   std::map<std::string, int> most;  // by class
   std::map<std::string, std::string> by;
-  for (const Layout& layout : all.layouts) {
+  for (const WorkerLayout& layout : all.layouts) {
     for (std::size_t kind = 0; kind < 3; ++kind) {
       if (kKinds[kind].disaggregated != layout.disaggregated()) continue;
       int low = kLowestStep, high = kHighestStep + 1;

@@ -176,7 +176,7 @@ TEST(EvidenceTable, TheShippedOneIsWhatItsCommandMakes) {
     }
   }
   for (const json& other : shipped["published"]) {
-    if (other["name"] == "recompute-threshold") compare(document["published"][0], other);
+    if (other["name"] == "recompute-threshold") compare(document["published"].at(0), other);
   }
   EXPECT_EQ(compared, 12u + 9u);
   EXPECT_EQ(entry_of(document, "measured here", "h200", "llama-3.1-70b"),

@@ -24,8 +24,8 @@ inline int status_of(int wait_status) {
 inline Ran run(const std::string& arguments, const std::string& before = "") {
   const Folder apart;
   std::string command = before;
-  command.append(" '" PDSIM_BINARY "' ").append(arguments);
-  command.append(" >'").append(apart / "out").append("' 2>'").append(apart / "err").append("' </dev/null");
+  command.append(" '" PDSIM_BINARY "' </dev/null ").append(arguments);
+  command.append(" >'").append(apart / "out").append("' 2>'").append(apart / "err").append("'");
   const int status = status_of(std::system(command.c_str()));
   return {status, bytes_of(apart / "out"), bytes_of(apart / "err")};
 }

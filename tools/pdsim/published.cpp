@@ -226,7 +226,10 @@ class Expressions {
       file_.needed.insert(name);
       return std::nullopt;
     }
-    return number_at(file_.summaries.at(name), std::string_view(text).substr(colon + 1), place, name + ":");
+    const ordered_json& summary = file_.summaries.at(name);
+    paths.push_back(text.substr(colon + 1));
+    hands_over = hands_over || summary.at("transfers").at("count") > 0;
+    return number_at(summary, paths.back(), place, name + ":");
   }
 
   File& file_;

@@ -23,7 +23,7 @@ using nlohmann::ordered_json;
 
 constexpr std::string_view kPoolNames[] = {"prefill", "decode", "worker"};
 
-std::size_t role_of(const Layout& layout, std::size_t group) {
+std::size_t role_of(const WorkerLayout& layout, std::size_t group) {
   return layout.disaggregated() ? group : 2;
 }
 
@@ -40,7 +40,7 @@ std::vector<int> nodes_of(const Rent& rent) {
 }
 
 // Places a group's replicas, each on the first node of its offer that has room, until there are `most`.
-int place_group(Layout& layout, int group, int most, const std::vector<int>& nodes, const Menu& menu,
+int place_group(WorkerLayout& layout, int group, int most, const std::vector<int>& nodes, const Menu& menu,
                 std::vector<int>& used) {
   const Group& g = layout.groups[at(group)];
   int placed = 0;
@@ -48,7 +48,7 @@ int place_group(Layout& layout, int group, int most, const std::vector<int>& nod
     if (nodes[node] != g.offer) continue;
     const int gpus = menu.offers[at(g.offer)].instance->gpus;
     while (placed < most && used[node] + g.tensor_parallel <= gpus) {
-      Layout::Place place{group, placed, static_cast<int>(node), {}};
+      WorkerLayout::Place place{group, placed, static_cast<int>(node), {}};
       for (int i = 0; i < g.tensor_parallel; ++i) place.gpus.push_back(used[node]++);
       layout.places.push_back(std::move(place));
       ++placed;
@@ -59,12 +59,12 @@ int place_group(Layout& layout, int group, int most, const std::vector<int>& nod
 
 // The split with the most decode workers, up to decode.replicas, beside the prefill ones, and where all of
 // them are. Nothing when not one fits. The wider pool is placed first.
-std::optional<Layout> place_split(const Rent& rent, std::size_t number, const Menu& menu, Group prefill,
-                                  Group decode) {
+std::optional<WorkerLayout> place_split(const Rent& rent, std::size_t number, const Menu& menu, Group prefill,
+                                        Group decode) {
   const std::vector<int> nodes = nodes_of(rent);
   const int first = decode.tensor_parallel > prefill.tensor_parallel ? 1 : 0;
   for (; decode.replicas > 0; --decode.replicas) {
-    Layout layout;
+    WorkerLayout layout;
     layout.rent = number;
     layout.groups = {prefill, decode};
     std::vector<int> used(nodes.size(), 0);
@@ -82,26 +82,27 @@ int gpus_of(const Rent& rent, const Menu& menu, int offer) {
   return rent.counts[at(offer)] * menu.offers[at(offer)].instance->gpus;
 }
 
-void finish(Layout& layout, const Rent& rent, const Menu& menu) {
+void finish(WorkerLayout& layout, const Rent& rent, const Menu& menu) {
   layout.gpus = 0;
   for (std::size_t o = 0; o < rent.counts.size(); ++o)
     layout.gpus += gpus_of(rent, menu, static_cast<int>(o));
   layout.idle = layout.gpus;
   for (const Group& g : layout.groups) layout.idle -= g.tensor_parallel * g.replicas;
-  std::ranges::sort(layout.places, {}, [](const Layout::Place& p) { return std::pair(p.group, p.replica); });
+  std::ranges::sort(layout.places, {},
+                    [](const WorkerLayout::Place& p) { return std::pair(p.group, p.replica); });
 }
 
 // Every split of a rent for one pair of degrees, from the fewest prefill workers; what another with as many
 // decode workers and more prefill ones beats is left out.
-std::vector<Layout> splits(const Rent& rent, std::size_t number, const Menu& menu, Group prefill,
-                           Group decode) {
-  std::vector<Layout> list;
+std::vector<WorkerLayout> splits(const Rent& rent, std::size_t number, const Menu& menu, Group prefill,
+                                 Group decode) {
+  std::vector<WorkerLayout> list;
   const bool shared = prefill.offer == decode.offer;
   for (int x = 1; x * prefill.tensor_parallel <= gpus_of(rent, menu, prefill.offer); ++x) {
     prefill.replicas = x;
     decode.replicas = (gpus_of(rent, menu, decode.offer) - (shared ? x * prefill.tensor_parallel : 0)) /
                       decode.tensor_parallel;
-    std::optional<Layout> layout = place_split(rent, number, menu, prefill, decode);
+    std::optional<WorkerLayout> layout = place_split(rent, number, menu, prefill, decode);
     if (!layout) continue;
     finish(*layout, rent, menu);
     if (!list.empty() && list.back().groups[1] == layout->groups[1]) list.pop_back();
@@ -110,9 +111,9 @@ std::vector<Layout> splits(const Rent& rent, std::size_t number, const Menu& men
   return list;
 }
 
-std::optional<Layout> colocated(const Rent& rent, std::size_t number, const Menu& menu, int offer,
-                                int degree) {
-  Layout layout;
+std::optional<WorkerLayout> colocated(const Rent& rent, std::size_t number, const Menu& menu, int offer,
+                                      int degree) {
+  WorkerLayout layout;
   layout.rent = number;
   layout.groups = {{offer, degree, 0}};
   const std::vector<int> nodes = nodes_of(rent);
@@ -170,7 +171,7 @@ int Rent::instances() const {
   return n;
 }
 
-std::string workers_of(const Layout& layout) {
+std::string workers_of(const WorkerLayout& layout) {
   const auto group = [](const Group& g, std::string_view name) {
     return fmt::format("{} {} TP{}", g.replicas, name, g.tensor_parallel);
   };
@@ -258,8 +259,8 @@ Template template_of(const LoadedScenario& loaded) {
   return base;
 }
 
-std::string scenario_text(const Template& base, const Menu& menu, const Layout& layout, const Kind& kind,
-                          double time_scale, const WhatIf& what_if) {
+std::string scenario_text(const Template& base, const Menu& menu, const WorkerLayout& layout,
+                          const DeploymentKind& kind, double time_scale, const WhatIf& what_if) {
   ordered_json doc = ordered_json::parse(base.document);
   ordered_json pools = ordered_json::array(), places = ordered_json::array(), prices = ordered_json::object();
   for (std::size_t g = 0; g < layout.groups.size(); ++g) {
@@ -279,7 +280,7 @@ std::string scenario_text(const Template& base, const Menu& menu, const Layout& 
     }
     if (offer.usd_per_hour) prices[offer.instance->name] = *offer.usd_per_hour;
   }
-  for (const Layout::Place& place : layout.places) {
+  for (const WorkerLayout::Place& place : layout.places) {
     places.push_back({{"pool", pools[at(place.group)]["name"]},
                       {"replica", place.replica},
                       {"node", place.node},
@@ -314,7 +315,8 @@ Candidates candidates_of(const Template& base, const Menu& menu, bool want_coloc
   };
   // Whether workers of these kinds can work does not depend on how many there are.
   std::map<std::string, std::string> known;
-  const auto problem = [&](const std::vector<Group>& groups, const Layout& layout) -> const std::string& {
+  const auto problem = [&](const std::vector<Group>& groups,
+                           const WorkerLayout& layout) -> const std::string& {
     std::string key;
     for (const Group& g : groups) key += fmt::format("{}/{} ", g.offer, g.tensor_parallel);
     const auto [entry, is_new] = known.try_emplace(key);
@@ -330,10 +332,10 @@ Candidates candidates_of(const Template& base, const Menu& menu, bool want_coloc
     }
     return entry->second;
   };
-  const auto example = [&](const Layout& layout) {
+  const auto example = [&](const WorkerLayout& layout) {
     return fmt::format("{} on {}", workers_of(layout), name_of(all.rents[layout.rent], menu.offers));
   };
-  const auto add = [&](std::vector<Layout> layouts) {
+  const auto add = [&](std::vector<WorkerLayout> layouts) {
     if (layouts.empty()) return;
     const std::string& why = problem(layouts.front().groups, layouts.front());
     if (!why.empty()) return exclude(why, layouts.size(), example(layouts.front()));
@@ -367,7 +369,7 @@ Candidates candidates_of(const Template& base, const Menu& menu, bool want_coloc
         const int sides = mixed ? 2 : 1;
         for (int side = 0; side < sides; ++side) {
           const Group prefill{offers[at(side)], p, 1}, decode{offers[at(mixed ? 1 - side : 0)], d, 1};
-          std::vector<Layout> layouts = splits(rent, r, menu, prefill, decode);
+          std::vector<WorkerLayout> layouts = splits(rent, r, menu, prefill, decode);
           if (more % less != 0) {
             exclude("of prefill's and decode's tensor parallelism neither divides the other", layouts.size(),
                     layouts.empty() ? "" : example(layouts.front()));

@@ -30,13 +30,13 @@ struct Offer {
 };
 
 /// How KV gets from prefill to decode, from the simplest.
-struct Kind {
+struct DeploymentKind {
   std::string_view name;
   bool disaggregated;
   std::string_view mode;  ///< transfer.mode
   bool bidirectional;
 };
-inline constexpr Kind kKinds[] = {
+inline constexpr DeploymentKind kKinds[] = {
     {"colocated", false, "pull", false},
     {"pull", true, "pull", false},
     {"push", true, "push", false},
@@ -61,7 +61,7 @@ struct Group {
 };
 
 /// What runs where on a rent: one group of colocated workers, or prefill and decode.
-struct Layout {
+struct WorkerLayout {
   std::size_t rent = 0;
   std::vector<Group> groups;
   int gpus = 0, idle = 0;  ///< rented, and of them without a worker
@@ -75,7 +75,7 @@ struct Layout {
 };
 
 /// "8 workers TP1", "5 prefill TP1 + 3 decode TP1".
-std::string workers_of(const Layout& layout);
+std::string workers_of(const WorkerLayout& layout);
 
 /// "2 x p5en.48xlarge", "1 x p5en.48xlarge + 1 x p5.48xlarge".
 std::string name_of(const Rent& rent, const std::vector<Offer>& offers);
@@ -95,8 +95,8 @@ struct Menu {
 };
 
 struct Candidates {
-  std::vector<Rent> rents;      ///< from the cheapest; of equal prices fewer instances first
-  std::vector<Layout> layouts;  ///< by rent, colocated ones first
+  std::vector<Rent> rents;            ///< from the cheapest; of equal prices fewer instances first
+  std::vector<WorkerLayout> layouts;  ///< by rent, colocated ones first
   std::vector<Excluded> excluded;
 };
 
@@ -120,8 +120,8 @@ struct WhatIf {
 };
 
 /// The scenario of a layout as JSON text, itself a valid input.
-std::string scenario_text(const Template& base, const Menu& menu, const Layout& layout, const Kind& kind,
-                          double time_scale, const WhatIf& what_if = {});
+std::string scenario_text(const Template& base, const Menu& menu, const WorkerLayout& layout,
+                          const DeploymentKind& kind, double time_scale, const WhatIf& what_if = {});
 
 /// Every layout of every rent. A degree of parallelism that the model refuses, weights that do not fit,
 /// instances without a price or that cannot reach each other are excluded. Cost: a deployment is planned for

@@ -67,17 +67,17 @@ bool hopeless(const HopelessIf& rule, Nanos now, std::span<const RequestRecord> 
 
 Reached judge_run(std::span<const Bound> bounds, const RunResult& run) {
   Reached reached;
-  const auto fail = [&](Outcome outcome) {
+  const auto fail = [&](LoadVerdict outcome) {
     if (reached.kept_up()) reached.verdict = outcome;
   };
-  if (run.status == RunStatus::interrupted) fail(Outcome::interrupted);
-  if (run.status == RunStatus::abandoned) fail(Outcome::abandoned);
-  if (run.status == RunStatus::stalled) fail(Outcome::stalled);
+  if (run.status == RunStatus::interrupted) fail(LoadVerdict::interrupted);
+  if (run.status == RunStatus::abandoned) fail(LoadVerdict::abandoned);
+  if (run.status == RunStatus::stalled) fail(LoadVerdict::stalled);
   if (!reached.kept_up()) return reached;
 
   Nanos last = 0;
   for (const RequestRecord& r : run.requests) {
-    if (r.status != RequestStatus::completed) fail(Outcome::unserved);
+    if (r.status != RequestStatus::completed) fail(LoadVerdict::unserved);
     last = std::max(last, r.arrival);
   }
   for (const Bound& bound : bounds) {
@@ -89,7 +89,7 @@ Reached judge_run(std::span<const Bound> bounds, const RunResult& run) {
     }
     std::ranges::sort(values);
     reached.ms.push_back(values.empty() ? -1 : quantile_sorted(values, bound.q));
-    if (reached.ms.back() > bound.ms) fail(Outcome::slo);
+    if (reached.ms.back() > bound.ms) fail(LoadVerdict::slo);
   }
   double arrived = 0, ended = 0;
   for (const RequestRecord& r : run.requests) {
@@ -97,7 +97,8 @@ Reached judge_run(std::span<const Bound> bounds, const RunResult& run) {
     ended += 2 * r.end > last && r.end <= last ? 1 : 0;
   }
   reached.ended = arrived > 0 ? ended / arrived : 1;
-  if (arrived - ended > std::max(kLag * arrived, kDeviations * math::sqrt(arrived))) fail(Outcome::saturated);
+  if (arrived - ended > std::max(kLag * arrived, kDeviations * math::sqrt(arrived)))
+    fail(LoadVerdict::saturated);
   return reached;
 }
 

@@ -49,13 +49,13 @@ struct HopelessIf {
 bool hopeless(const HopelessIf& rule, Nanos now, std::span<const RequestRecord> requests);
 
 /// Why a run did not keep up.
-enum class Outcome : std::uint8_t { kept_up, unserved, slo, saturated, abandoned, stalled, interrupted };
+enum class LoadVerdict : std::uint8_t { kept_up, unserved, slo, saturated, abandoned, stalled, interrupted };
 
 struct Reached {
-  Outcome verdict = Outcome::kept_up;
+  LoadVerdict verdict = LoadVerdict::kept_up;
   std::vector<double> ms;  ///< of each bound, -1 = no value: it does not apply; empty: did not finish
   double ended = 0;        ///< of those that came in the second half, the share that ended meanwhile
-  bool kept_up() const { return verdict == Outcome::kept_up; }
+  bool kept_up() const { return verdict == LoadVerdict::kept_up; }
 };
 
 /// What `run` says of the deployment. A run is saturated when in the second half of the arrivals fewer

@@ -169,7 +169,7 @@ std::string make_disaggregated(const Base& base, ordered_json& doc, std::string&
 
 std::vector<Variant> matrix_of(const RunSpec& base, std::span<const std::string_view> kinds) {
   std::vector<std::string_view> known;
-  for (const Kind& kind : kKinds) known.push_back(kind.name);
+  for (const DeploymentKind& kind : kKinds) known.push_back(kind.name);
   for (const std::string_view kind : kinds) {
     if (std::ranges::find(known, kind) != known.end()) continue;
     throw InputError("--modes", fmt::format("'{}' is no way to serve{}, expected some of {}", kind,
@@ -181,7 +181,7 @@ std::vector<Variant> matrix_of(const RunSpec& base, std::span<const std::string_
 
   std::vector<Variant> variants;
   for (const std::string_view name : kinds) {
-    const Kind& kind = *std::ranges::find(kKinds, name, &Kind::name);
+    const DeploymentKind& kind = *std::ranges::find(kKinds, name, &DeploymentKind::name);
     Variant variant;
     variant.kind = name;
     ordered_json doc = from.document;

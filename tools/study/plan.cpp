@@ -123,7 +123,7 @@ class Planner {
   Pair base_;
 };
 
-const Layout& layout_of(const Candidates& candidates, const Best& best) {
+const WorkerLayout& layout_of(const Candidates& candidates, const Best& best) {
   return candidates.layouts[best.layout];
 }
 
@@ -131,7 +131,7 @@ const Layout& layout_of(const Candidates& candidates, const Best& best) {
 void Planner::sort_kinds() {
   for (const std::size_t kind : in_.kinds) {
     const auto layout =
-        std::ranges::find(candidates_.layouts, kKinds[kind].disaggregated, &Layout::disaggregated);
+        std::ranges::find(candidates_.layouts, kKinds[kind].disaggregated, &WorkerLayout::disaggregated);
     if (layout == candidates_.layouts.end()) continue;
     Needs needs{kind, {}, false};
     try {
@@ -146,7 +146,7 @@ void Planner::sort_kinds() {
       }
     } catch (const InputError& error) {
       const auto count =
-          std::ranges::count(candidates_.layouts, kKinds[kind].disaggregated, &Layout::disaggregated);
+          std::ranges::count(candidates_.layouts, kKinds[kind].disaggregated, &WorkerLayout::disaggregated);
       candidates_.excluded.push_back({error.what(), count, std::string(kKinds[kind].name)});
       continue;
     }
@@ -159,7 +159,7 @@ void Planner::sort_kinds() {
 }
 
 std::string Planner::name(const Chosen& c) const {
-  const Layout& layout = layout_of(candidates_, c.best);
+  const WorkerLayout& layout = layout_of(candidates_, c.best);
   return fmt::format("{}: {}, {}", name_of(candidates_.rents[layout.rent], in_.menu.offers),
                      workers_of(layout), kKinds[c.best.kind].name);
 }
@@ -339,7 +339,7 @@ Json reached_json(const Bound& bound, double ms) {
 
 // What a deployment is, costs and carries; with figures, how it does at the rate.
 Json Planner::option(const Chosen& c, bool with_figures) {
-  const Layout& layout = layout_of(candidates_, c.best);
+  const WorkerLayout& layout = layout_of(candidates_, c.best);
   const Rent& rent = candidates_.rents[layout.rent];
   Json instances = Json::object(), pools = Json::array();
   for (std::size_t o = 0; o < rent.counts.size(); ++o) {
@@ -565,19 +565,19 @@ Json Planner::limit_of(const Chosen& c) {
     by = bound.metric;
   }
   switch (reached.verdict) {
-    case Outcome::unserved: {
+    case LoadVerdict::unserved: {
       const auto lost = std::ranges::count_if(
           out.result.requests, [](const RequestRecord& r) { return r.status != RequestStatus::completed; });
       by = "unserved";
       text = fmt::format("{} of {} requests are not served", lost, out.result.requests.size());
       break;
     }
-    case Outcome::saturated:
+    case LoadVerdict::saturated:
       by = "saturated";
       text =
           fmt::format("in its second half only {:.0f} % as many requests end as come", 100 * reached.ended);
       break;
-    case Outcome::slo:
+    case LoadVerdict::slo:
       break;
     default:
       by = "stalled";
@@ -640,7 +640,7 @@ Json Planner::margin_of(const Chosen& c, const Json& at_capacity) {
 // What a deployment does where it only just keeps up, and whether it keeps up beyond.
 Json Planner::capacity_of(const Chosen& c) {
   const int step = *c.best.step;
-  const Layout& layout = layout_of(candidates_, c.best);
+  const WorkerLayout& layout = layout_of(candidates_, c.best);
   const RunOutcome out = tests_.whole(layout, c.best.kind, step);
   const Reached reached = tests_.judged(out);
   Json json{{"rate", rate_at(in_.rate, step)},

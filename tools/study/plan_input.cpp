@@ -64,7 +64,7 @@ void read_menu(const JsonObject& in, Menu& menu) {
 
 std::vector<std::size_t> read_kinds(const JsonObject& in) {
   std::vector<std::string_view> names;
-  for (const Kind& kind : kKinds) names.push_back(kind.name);
+  for (const DeploymentKind& kind : kKinds) names.push_back(kind.name);
   std::set<std::size_t> kinds;
   for (const json& name : in.array("deployments")) {
     const auto found = std::ranges::find(names, name.is_string() ? name.get<std::string>() : "");

@@ -27,7 +27,7 @@ LoadTests::LoadTests(const PlanInput& input, const PlanOptions& options,
   rule_.first_tokens_stand = input.scenario.scenario.router.max_retries == 0;
 }
 
-std::string LoadTests::scenario(const Layout& layout, std::size_t kind, int step,
+std::string LoadTests::scenario(const WorkerLayout& layout, std::size_t kind, int step,
                                 const WhatIf& what_if) const {
   return scenario_text(input_.base, input_.menu, layout, kKinds[kind],
                        rate_at(input_.rate, step) / input_.recorded_rate, what_if);
@@ -49,13 +49,13 @@ void LoadTests::count(const RunResult& result) {
   if (ran_) ran_(runs_);
 }
 
-bool LoadTests::keeps_up(const Layout& layout, std::size_t kind, int step, const WhatIf& what_if) {
+bool LoadTests::keeps_up(const WorkerLayout& layout, std::size_t kind, int step, const WhatIf& what_if) {
   if (interrupted()) throw Interrupted{};
   const LoadedScenario loaded = parse_scenario(scenario(layout, kind, step, what_if), input_.scenario.file);
   // A thread tests one layout at load after load: it is planned once. Neither pace nor kind is part of that.
   struct Last {
     std::uint64_t tests = 0;
-    const Layout* layout = nullptr;
+    const WorkerLayout* layout = nullptr;
     WhatIf what_if;
     std::unique_ptr<Deployment> deployment;
   };
@@ -76,7 +76,7 @@ bool LoadTests::keeps_up(const Layout& layout, std::size_t kind, int step, const
   return judge_run(input_.bounds, result).kept_up();
 }
 
-RunOutcome LoadTests::whole(const Layout& layout, std::size_t kind, int step, const WhatIf& what_if) {
+RunOutcome LoadTests::whole(const WorkerLayout& layout, std::size_t kind, int step, const WhatIf& what_if) {
   if (interrupted()) throw Interrupted{};
   LoadedScenario loaded = parse_scenario(scenario(layout, kind, step, what_if), input_.scenario.file);
   std::shared_ptr<const Trace> trace = trace_for(loaded, what_if);
@@ -149,7 +149,7 @@ std::vector<double> promises(const PlanInput& input, const Candidates& candidate
   }
   std::map<std::tuple<std::size_t, int, int>, Promise> known;  // role, offer, degree
   std::vector<double> all;
-  for (const Layout& layout : candidates.layouts) {
+  for (const WorkerLayout& layout : candidates.layouts) {
     const auto key = [&](std::size_t g) {
       return std::tuple(layout.disaggregated() ? g : 2, layout.groups[g].offer,
                         layout.groups[g].tensor_parallel);
@@ -190,7 +190,7 @@ std::vector<Unit> units_of(const Candidates& candidates) {
       unit.rent = rent;
       unit.disaggregated = disaggregated;
       for (std::size_t l = 0; l < candidates.layouts.size(); ++l) {
-        const Layout& layout = candidates.layouts[l];
+        const WorkerLayout& layout = candidates.layouts[l];
         if (layout.rent == rent && layout.disaggregated() == disaggregated) unit.layouts.push_back(l);
       }
       if (!unit.layouts.empty()) units.push_back(std::move(unit));

@@ -19,12 +19,13 @@ class LoadTests {
   LoadTests(const PlanInput& input, const PlanOptions& options, std::function<void(std::uint64_t)> ran);
 
   /// Whether a candidate keeps up at a step of the grid around the rate asked for. Throws Interrupted.
-  bool keeps_up(const Layout& layout, std::size_t kind, int step, const WhatIf& what_if = {});
+  bool keeps_up(const WorkerLayout& layout, std::size_t kind, int step, const WhatIf& what_if = {});
   /// The same run to its end, with its summary. Throws Interrupted.
-  RunOutcome whole(const Layout& layout, std::size_t kind, int step, const WhatIf& what_if = {});
+  RunOutcome whole(const WorkerLayout& layout, std::size_t kind, int step, const WhatIf& what_if = {});
   Reached judged(const RunOutcome& outcome) const { return judge_run(input_.bounds, outcome.result); }
   /// The scenario of a candidate at a step.
-  std::string scenario(const Layout& layout, std::size_t kind, int step, const WhatIf& what_if = {}) const;
+  std::string scenario(const WorkerLayout& layout, std::size_t kind, int step,
+                       const WhatIf& what_if = {}) const;
 
   std::uint64_t runs() const { return runs_; }
   std::uint64_t abandoned() const { return abandoned_; }
