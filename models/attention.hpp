@@ -23,6 +23,7 @@
 namespace pdsim {
 
 struct Curve;
+struct Gpu;
 struct Operator;
 
 /// Sums over the rows of one attention kernel. In a decode batch pairs equal context.
@@ -131,6 +132,7 @@ struct AttentionKernel {
   bool by_context = true;  ///< the grid's second axis: mean context held, or mean tokens
   double scale = 1;        ///< the grid's first axis: this x requests
   OctaveGrid factor;
+  double efficiency = 1;  ///< of the engine's kernel against the one that was measured (Efficiency)
 
   AttentionKernel() = default;
   AttentionKernel(const AttentionForm& work, const Coefficients& fit, std::int32_t sms,
@@ -139,7 +141,7 @@ struct AttentionKernel {
   KernelTime time(const AttentionShape& s) const {
     const double context = s.context / s.requests, length = s.tokens / s.requests;
     const double second = !by_context ? length : s.held > 0 ? s.held / s.requests : context;
-    return formula(s, context, length) * factor.at(scale * s.requests, second);
+    return formula(s, context, length) * (efficiency * factor.at(scale * s.requests, second));
   }
 
   /// The time without its factor, for the mean request's context and tokens.
@@ -183,5 +185,10 @@ struct AttentionKernel {
 /// The kernel of an operator on one worker by a fitted curve: its last regime, and its correction at the
 /// operator's heads.
 AttentionKernel attention_kernel(const Curve& curve, std::int32_t sms, const Operator& op, Dtype kv);
+
+/// The same as a step runs it: of a decode row nothing is found in the L2 cache, since the weights read in
+/// between have evicted it; what a Hopper MLA module's measurement launches around its kernels is off; and
+/// the curve's efficiency is on.
+AttentionKernel serving_kernel(const Curve& curve, const Gpu& gpu, const Operator& op, Dtype kv);
 
 }  // namespace pdsim

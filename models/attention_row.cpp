@@ -78,7 +78,7 @@ std::optional<AttentionRow> attention_row(const KernelTable& table, const Kernel
 double beside_attention(const Profile& profile, const Gpu& gpu, const KernelRow& row,
                         const AttentionRow& attention) {
   const Operator& op = attention.operation;
-  if (op.kind == OpKind::attention) return 0;
+  if (op.kind == OpKind::attention || row.bare) return 0;
   const double tokens = attention.shape.tokens;
   double ns = 0;
   const auto project = [&](std::int64_t n, std::int64_t k, Dtype dtype) {

@@ -29,8 +29,8 @@ struct AttentionRow {
 /// Nothing for a latent module of a model that pdsim does not know.
 std::optional<AttentionRow> attention_row(const KernelTable& table, const KernelRow& row);
 
-/// The time of what the row's measurement holds beside its attention, ns; 0 for head attention. Requires a
-/// gemm curve where there are projections.
+/// The time of what the row's measurement holds beside its attention, ns; 0 for head attention and bare rows.
+/// Requires a gemm curve where there are projections.
 double beside_attention(const Profile& profile, const Gpu& gpu, const KernelRow& row,
                         const AttentionRow& attention);
 

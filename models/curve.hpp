@@ -102,6 +102,17 @@ struct Correction {
   Cell cell(std::span<const double> at) const;
 };
 
+/// Relative error |t / measured - 1| over some rows; bias is the median of its signed form.
+struct Accuracy {
+  std::int64_t rows = 0;
+  double median_ape = 0, p90_ape = 0, bias = 0;
+};
+
+struct Range {
+  double least = 0, most = 0;
+  bool holds(double x) const { return least <= x && x <= most; }
+};
+
 enum class Regime : std::uint8_t { compute, bandwidth, launch };
 std::string_view name(Regime regime);
 

@@ -41,7 +41,8 @@ Profile fit_profile(KernelTable table, const Gpu& gpu, const Provenance& provena
   fit_attention(profile, table, gpu);
   fit_moe(profile, table, gpu);
   fit_collectives(profile, table, gpu);
-  if (profile.curves.empty()) {
+  fit_copies(profile, table);
+  if (profile.curves.empty() && profile.copies.empty()) {
     throw InputError(table.files.front(), "no table to fit: too few rows for any curve");
   }
   return profile;

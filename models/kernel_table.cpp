@@ -173,14 +173,26 @@ std::string read_message(const Csv& in, const std::vector<std::size_t>& at, std:
   return "";
 }
 
+// Operations of pdsim's own form beside those of curves.
+constexpr std::string_view kLatentAlone = "mla-attention-decode", kCopy = "kv-copy";
+
+/// Multi-head latent attention as DeepSeek-V3 has it, whose sizes (latent 512, 64 with position) pdsim's own
+/// kernel is made for.
+constexpr std::string_view kLatentModel = "deepseek-ai/DeepSeek-V3";
+
 std::string read_simple(const Csv& in, const std::vector<std::size_t>& at, std::size_t i, KernelTable& table,
                         KernelRow& row) {
-  const std::string_view op = in.text(i, at[0]);
+  std::string_view op = in.text(i, at[0]);
+  if (op == kLatentAlone) {
+    op = name(CurveOp::mla_decode);
+    row.bare = true;
+    row.model = index_of(table.models, kLatentModel);
+  }
   const std::vector<CurveOp> ops = curve_ops();
   const auto known = std::find_if(ops.begin(), ops.end(), [&](CurveOp each) { return name(each) == op; });
-  if (known == ops.end() || *known == CurveOp::mla_prefill || *known == CurveOp::mla_decode ||
-      *known == CurveOp::dsa_prefill || *known == CurveOp::dsa_decode) {
-    std::vector<std::string_view> names;
+  const bool module = known != ops.end() && *known >= CurveOp::mla_prefill && *known <= CurveOp::dsa_decode;
+  if (known == ops.end() || (module && !row.bare)) {
+    std::vector<std::string_view> names = {kLatentAlone, kCopy};
     for (const CurveOp each : ops) {
       if (each < CurveOp::mla_prefill || each > CurveOp::dsa_decode) names.push_back(name(each));
     }
@@ -211,6 +223,18 @@ std::string read_simple(const Csv& in, const std::vector<std::size_t>& at, std::
         blank && (none || one) ? (one ? 1 : 0) : in.number(i, in.column(axes[axis]), none ? 0 : 1);
   }
   return "";
+}
+
+CopyRow read_copy(const Csv& in, const std::vector<std::size_t>& at, std::size_t i, KernelTable& table,
+                  std::uint16_t file) {
+  CopyRow row;
+  row.file = file;
+  row.line = in.line(i);
+  row.kind = index_of(table.kernels, in.text(i, at[2]));
+  row.ns = in.positive(i, at[3]) * 1e3;
+  row.shape = {in.number(i, in.column("run_bytes"), 1), in.number(i, in.column("runs"), 1),
+               in.number(i, in.find("sms"), 0)};
+  return row;
 }
 
 const std::vector<Form>& forms() {
@@ -257,15 +281,26 @@ void add_once(std::string& list, const std::string& item) {
   list += list.empty() ? item : ", " + item;
 }
 
-/// Columns of pdsim's own form that are neither fixed nor an axis: most likely a slip of the pen.
-void check_simple_header(const Csv& in) {
-  std::vector<std::string_view> known = {"op", "dtype", "kernel", "latency_us", "device", "software"};
+/// How `pdsim calibrate` came to a time: for people.
+constexpr std::string_view kHow[] = {"samples",  "spread",    "clock_mhz", "memory_clock_mhz",
+                                     "power_w",  "throttled", "stop",      "temperature_c",
+                                     "achieved", "date",      "choice"};
+
+/// Columns of pdsim's own form that are neither fixed nor an axis: of kHow, or most likely a slip of the pen.
+void check_simple_header(const Csv& in, KernelTable& table) {
+  std::vector<std::string_view> known = {"op",       "dtype",     "kernel", "latency_us", "device",
+                                         "software", "run_bytes", "runs",   "sms"};
+  known.insert(known.end(), std::begin(kHow), std::end(kHow));
   for (const CurveOp op : curve_ops()) {
     for (const std::string_view axis : shape_axes(op)) {
       if (std::find(known.begin(), known.end(), axis) == known.end()) known.push_back(axis);
     }
   }
   for (const std::string_view column : in.header()) {
+    if (std::find(std::begin(kHow), std::end(kHow), column) != std::end(kHow)) {
+      static_cast<void>(index_of(table.not_read, column));
+      continue;
+    }
     if (std::find(known.begin(), known.end(), column) != known.end()) continue;
     throw InputError(fmt::format("{}:1", in.file()),
                      fmt::format("has a column '{}' that is not known here{}: expected among {}", column,
@@ -277,7 +312,7 @@ void read_table(const Csv& in, const Form& form, KernelTable& table) {
   std::vector<std::size_t> at;
   for (const std::string_view column : form.columns) at.push_back(in.column(column));
   for (const std::string_view column : form.optional) at.push_back(in.find(column));
-  if (form.read == read_simple) check_simple_header(in);
+  if (form.read == read_simple) check_simple_header(in, table);
   const std::size_t device = in.find("device"), framework = in.find("framework"),
                     version = in.find("version"), software = in.find("software");
   const auto file = static_cast<std::uint16_t>(table.files.size());
@@ -294,6 +329,10 @@ void read_table(const Csv& in, const Form& form, KernelTable& table) {
                                    on, table.device));
     }
     if (table.device.empty()) table.device = on;
+    if (form.read == read_simple && in.text(i, at[0]) == kCopy) {
+      table.copies.push_back(read_copy(in, at, i, table, file));
+      continue;
+    }
     const std::string reason = form.read(in, at, i, table, row);
     if (!reason.empty()) {
       ++table.set_aside[reason];
@@ -397,30 +436,48 @@ KernelTable read_kernel_tables(std::span<const std::filesystem::path> tables) {
           static_cast<std::int64_t>(in.rows());
     }
   }
-  if (table.rows.empty()) {
+  if (table.rows.empty() && table.copies.empty()) {
     throw InputError(tables.empty() ? "tables" : tables.front().string(),
                      "no table to fit: expected measured kernel times (.csv or .csv.gz)");
   }
   return table;
 }
 
+namespace {
+
+double median_of(std::vector<double>& values) {
+  std::sort(values.begin(), values.end());
+  return 0.5 * (values[(values.size() - 1) / 2] + values[values.size() / 2]);
+}
+
+}  // namespace
+
 void merge_repeats(KernelTable& table) {
-  using Key =
-      std::tuple<CurveOp, Dtype, Dtype, Dtype, std::uint16_t, std::uint16_t, std::array<double, kShapeAxes>>;
+  using Key = std::tuple<CurveOp, Dtype, Dtype, Dtype, std::uint16_t, std::uint16_t, bool,
+                         std::array<double, kShapeAxes>>;
   std::map<Key, std::pair<std::size_t, std::vector<double>>> times;  // first row, all times
   std::vector<KernelRow> kept;
   for (const KernelRow& row : table.rows) {
-    const Key key(row.op, row.dtype, row.compute, row.weights, row.kernel, row.model, row.shape);
+    const Key key(row.op, row.dtype, row.compute, row.weights, row.kernel, row.model, row.bare, row.shape);
     const auto [found, fresh] = times.try_emplace(key, kept.size(), std::vector<double>());
     found->second.second.push_back(row.ns);
     if (fresh) kept.push_back(row);
   }
   for (auto& [key, entry] : times) {
-    std::vector<double>& ns = entry.second;
-    std::sort(ns.begin(), ns.end());
-    kept[entry.first].ns = 0.5 * (ns[(ns.size() - 1) / 2] + ns[ns.size() / 2]);
+    kept[entry.first].ns = median_of(entry.second);
   }
   table.rows = std::move(kept);
+  std::map<std::tuple<std::uint16_t, double, double, double>, std::pair<std::size_t, std::vector<double>>>
+      copies;
+  std::vector<CopyRow> copied;
+  for (const CopyRow& row : table.copies) {
+    const auto [found, fresh] = copies.try_emplace(
+        {row.kind, row.shape.run_bytes, row.shape.runs, row.shape.sms}, copied.size(), std::vector<double>());
+    found->second.second.push_back(row.ns);
+    if (fresh) copied.push_back(row);
+  }
+  for (auto& [key, entry] : copies) copied[entry.first].ns = median_of(entry.second);
+  table.copies = std::move(copied);
 }
 
 double mfu(const KernelRow& row, const Gpu& gpu) {

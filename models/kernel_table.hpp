@@ -4,9 +4,10 @@
 //   - those of ai-dynamo/aiconfigurator's silicon data (one row a shape, `latency` in ms), of which
 //     message_size counts elements, not bytes, and older ones lack window_size;
 //   - pdsim's own: `op,dtype,kernel,latency_us` and the axes of shape_axes(), blank where an op has none;
-//     optional `device`, `software`.
+//     optional `device`, `software`, and columns of `pdsim calibrate` that say how a time was measured.
 //
-// Invariant: every line of every table is a row or counted in `set_aside` with its reason.
+// Invariants: every line of every table is a row, a copy or counted in `set_aside` with its reason; a column
+// that is not read is named in `not_read`, or is an error.
 #pragma once
 
 #include <array>
@@ -18,6 +19,7 @@
 #include <string_view>
 #include <vector>
 
+#include "models/copy.hpp"
 #include "models/curve.hpp"
 #include "models/dtype.hpp"
 #include "models/gemm.hpp"
@@ -34,7 +36,7 @@ struct Gpu;
 ///   attention-prefill            tokens prefix requests heads kv_heads head_dim window
 ///   attention-decode             batch context heads kv_heads head_dim window
 ///   mla-prefill, dsa-prefill     tokens prefix requests heads
-///   mla-decode, dsa-decode       batch context heads
+///   mla-decode, dsa-decode       batch context heads      (mla-attention-decode: the attention alone)
 ///   moe                          tokens hidden intermediate experts topk tp ep routing
 ///   allreduce, allgather, ...    bytes gpus
 /// tokens are of one request; context counts the new token; window 0 is none; intermediate is uncut;
@@ -50,6 +52,7 @@ struct KernelRow {
   Dtype weights = Dtype::bf16;  ///< latent attention modules: of their projections (gemm_type)
   std::uint16_t kernel = 0, model = 0, file = 0;  ///< indices in the table's names; model: latent modules
   std::uint32_t line = 0;
+  bool bare = false;  ///< mla-attention-decode: the attention alone, without what a module has beside it
   double ns = 0;
   std::array<double, kShapeAxes> shape{};
 
@@ -57,9 +60,19 @@ struct KernelRow {
   double at(std::string_view axis) const;
 };
 
+/// A row of op kv-copy: axes run_bytes, runs and sms (0 or blank: a copy engine).
+struct CopyRow {
+  std::uint16_t kind = 0, file = 0;  ///< indices in the table's kernels and files
+  std::uint32_t line = 0;
+  double ns = 0;
+  CopyShape shape;
+};
+
 struct KernelTable {
   std::vector<KernelRow> rows;
+  std::vector<CopyRow> copies;
   std::vector<std::string> kernels, models, files;
+  std::vector<std::string> not_read;              ///< columns that say how, and not how long
   std::map<std::string, std::int64_t> set_aside;  ///< reason -> lines
   std::string device, software;                   ///< as the tables say; "" where they do not
 
@@ -74,7 +87,7 @@ KernelTable read_kernel_tables(std::span<const std::filesystem::path> tables);
 /// "m=1 n=1024 k=1024", for people.
 std::string describe_shape(const KernelRow& row);
 
-/// One row for each key that was measured more than once, with the median time; order is kept.
+/// One row, or copy, for each key that was measured more than once, with the median time; order is kept.
 void merge_repeats(KernelTable& table);
 
 /// Flops that the row computes at least, over what the GPU's tensor cores could at its format's peak in

@@ -261,9 +261,56 @@ Correction read_correction(const JsonObject& json) {
   return correction;
 }
 
+std::map<std::string, Range> read_ranges(const JsonObject& json) {
+  std::map<std::string, Range> ranges;
+  if (!json.has("range")) return ranges;
+  const JsonObject range = json.object("range");
+  for (const auto& item : range.value().items()) {
+    const nlohmann::json& pair = range.array(item.key());
+    if (pair.size() != 2 || !pair[0].is_number() || !pair[1].is_number() || pair[0] > pair[1]) {
+      range.reject(item.key(), "[least, most]");
+    }
+    ranges[item.key()] = {pair[0].get<double>(), pair[1].get<double>()};
+  }
+  return ranges;
+}
+
+Accuracy read_accuracy(const JsonObject& json) {
+  require_known(json, {"rows", "median_ape", "p90_ape", "bias"});
+  return {json.integer("rows", 0), json.number("median_ape", 0), json.number("p90_ape", 0),
+          json.number("bias", -1)};
+}
+
+/// Whose kernel a curve of a calibration is of: one of engine_efficiency, own_kernel and taken_from, or none
+/// in a profile of tables.
+void read_origin(const JsonObject& json, Curve& curve) {
+  const std::string_view said[] = {"engine_efficiency", "own_kernel", "taken_from"};
+  const auto has = [&](std::string_view key) { return json.has(key); };
+  if (std::count_if(std::begin(said), std::end(said), has) > 1) {
+    json.reject(*std::find_if(std::begin(said), std::end(said), has),
+                "one of engine_efficiency, own_kernel and taken_from");
+  }
+  if (json.has("taken_from")) {
+    static_cast<void>(json.text("taken_from"));
+    curve.origin = Origin::taken;
+  }
+  if (json.has("own_kernel")) {
+    if (!json.flag("own_kernel")) json.reject("own_kernel", "true, or no such key");
+    curve.origin = Origin::own_kernel;
+  }
+  if (json.has("engine_efficiency")) {
+    const JsonObject of = json.object("engine_efficiency");
+    require_known(of, {"factor", "spread", "anchors"});
+    curve.origin = Origin::here;
+    curve.efficiency = {of.number("factor", 0), of.number("spread", 0), of.integer("anchors", 1)};
+    if (curve.efficiency.factor <= 0) of.reject("factor", "a number above 0");
+  }
+}
+
 Curve read_curve(const JsonObject& json, std::string_view place, const std::string& pointer) {
   require_known(json, {"op", "dtype", "head_dim", "window", "gpus", "kernel", "rows", "range", "held_out",
-                       "in_sample", "regimes", "correction", "families", "special"});
+                       "in_sample", "regimes", "correction", "families", "special", "bare",
+                       "engine_efficiency", "own_kernel", "taken_from"});
   Curve curve;
   const std::string op = json.text("op");
   const auto* known =
@@ -280,24 +327,10 @@ Curve read_curve(const JsonObject& json, std::string_view place, const std::stri
   curve.gpus = static_cast<std::int32_t>(json.integer_or("gpus", 0, 2));
   curve.kernel = json.text_or("kernel", "");
   curve.rows = json.integer_or("rows", 0, 0);
-  if (json.has("range")) {
-    const JsonObject range = json.object("range");
-    for (const auto& item : range.value().items()) {
-      const nlohmann::json& pair = range.array(item.key());
-      if (pair.size() != 2 || !pair[0].is_number() || !pair[1].is_number() || pair[0] > pair[1]) {
-        range.reject(item.key(), "[least, most]");
-      }
-      curve.range[item.key()] = {pair[0].get<double>(), pair[1].get<double>()};
-    }
-  }
+  curve.range = read_ranges(json);
   curve.in_sample = json.has("in_sample");
   const std::string_view error_key = curve.in_sample ? "in_sample" : "held_out";
-  if (json.has(error_key)) {
-    const JsonObject error = json.object(error_key);
-    require_known(error, {"rows", "median_ape", "p90_ape", "bias"});
-    curve.error = {error.integer("rows", 0), error.number("median_ape", 0), error.number("p90_ape", 0),
-                   error.number("bias", -1)};
-  }
+  if (json.has(error_key)) curve.error = read_accuracy(json.object(error_key));
   const nlohmann::json& regimes = json.array("regimes");
   if (regimes.empty()) json.reject("regimes", "at least one");
   for (std::size_t i = 0; i < regimes.size(); ++i) {
@@ -309,6 +342,8 @@ Curve read_curve(const JsonObject& json, std::string_view place, const std::stri
     }
   }
   curve.special = json.flag_or("special", false);
+  curve.bare = json.flag_or("bare", false);
+  read_origin(json, curve);
   if (json.has("families")) {
     for (const nlohmann::json& family : json.array("families")) {
       const bool numbers = family.is_array() && family.size() == 4 &&
@@ -320,6 +355,47 @@ Curve read_curve(const JsonObject& json, std::string_view place, const std::stri
   }
   if (json.has("correction")) curve.correction = read_correction(json.object("correction"));
   return curve;
+}
+
+Device read_device(const JsonObject& json) {
+  require_known(
+      json, {"schema", "device", "driver", "runtime", "cublas", "compute_capability", "sms", "memory_bytes",
+             "l2_bytes", "clock_mhz", "memory_clock_mhz", "power_limit_w", "date", "peaks", "status"});
+  Device device;
+  device.name = json.text("device");
+  // Some write versions as numbers, some as text.
+  const auto version = [&](std::string_view key) {
+    const nlohmann::json* value = json.find(key);
+    if (value == nullptr) return std::string();
+    return value->is_string() ? value->get<std::string>() : value->dump();
+  };
+  device.driver = version("driver");
+  device.runtime = version("runtime");
+  device.cublas = version("cublas");
+  device.date = json.text_or("date", "");
+  device.status = json.text_or("status", "");
+  const nlohmann::json* capability = json.find("compute_capability");
+  if (capability != nullptr && capability->is_string()) {  // "9.0"
+    for (const char c : capability->get<std::string>()) {
+      if (c >= '0' && c <= '9') device.compute_capability = 10 * device.compute_capability + (c - '0');
+    }
+  } else {
+    device.compute_capability = static_cast<std::int32_t>(json.integer_or("compute_capability", 0, 10));
+  }
+  device.sms = static_cast<std::int32_t>(json.integer_or("sms", 0, 1));
+  device.memory_bytes = json.has("memory_bytes") ? json.integer("memory_bytes", 1, INT64_MAX) : 0;
+  device.l2_bytes = json.has("l2_bytes") ? json.integer("l2_bytes", 0, INT64_MAX) : 0;
+  device.clock_mhz = json.number_or("clock_mhz", 0, 0);
+  device.memory_clock_mhz = json.number_or("memory_clock_mhz", 0, 0);
+  device.power_limit_w = json.number_or("power_limit_w", 0, 0);
+  if (json.has("peaks")) {
+    const JsonObject peaks = json.object("peaks");
+    require_known(peaks, {"copy_gb_s", "gemm_bf16_tflops", "gemm_fp8_tflops"});
+    device.copy_gb_per_s = peaks.number_or("copy_gb_s", 0, 0);
+    device.bf16_tflops = peaks.number_or("gemm_bf16_tflops", 0, 0);
+    device.fp8_tflops = peaks.number_or("gemm_fp8_tflops", 0, 0);
+  }
+  return device;
 }
 
 std::filesystem::path profile_dir() {
@@ -359,6 +435,40 @@ std::filesystem::path profile_file(std::string_view name_or_path, std::string_vi
                                name_or_path, did_you_mean(name_or_path, views), fmt::join(names, ", ")));
 }
 
+CopyCurve read_copy(const JsonObject& json) {
+  require_known(json, {"kind", "rows", "range", "held_out", "launch_us", "run_ns", "gb_per_s", "sm_gb_per_s",
+                       "overlap"});
+  CopyCurve copy;
+  copy.kind = json.text("kind");
+  copy.rows = json.integer_or("rows", 0, 0);
+  copy.range = read_ranges(json);
+  if (json.has("held_out")) copy.error = read_accuracy(json.object("held_out"));
+  copy.launch_ns = json.number_or("launch_us", 0, 0) * 1e3;
+  copy.run_ns = json.number_or("run_ns", 0, 0);
+  copy.bytes_per_ns = json.number("gb_per_s", 0);
+  if (copy.bytes_per_ns <= 0) json.reject("gb_per_s", "a rate above 0");
+  copy.sm_bytes_per_ns = json.number_or("sm_gb_per_s", 0, 0);
+  copy.overlap = json.number_or("overlap", 0, 0);
+  if (copy.overlap > 1) json.reject("overlap", "a number from 0 to 1");
+  return copy;
+}
+
+Calibration read_calibration(const JsonObject& json) {
+  require_known(json, {"device", "engine", "engine_sha256", "speed"});
+  Calibration calibration;
+  calibration.device = read_device(json.object("device"));
+  calibration.engine = json.text_or("engine", "");
+  calibration.engine_sha256 = json.text_or("engine_sha256", "");
+  const JsonObject speed = json.object("speed");
+  require_known(speed, {"compute", "memory", "compute_anchors", "memory_anchors"});
+  calibration.speed = {speed.number("compute", 0), speed.number("memory", 0),
+                       speed.integer("compute_anchors", 0), speed.integer("memory_anchors", 0)};
+  for (const char* key : {"compute", "memory"}) {
+    if (speed.number(key, 0) <= 0) speed.reject(key, "a number above 0");
+  }
+  return calibration;
+}
+
 void require_schema(const JsonObject& json) {
   if (json.text("schema") != kSchema) json.reject("schema", fmt::format("'{}'", kSchema));
 }
@@ -366,7 +476,7 @@ void require_schema(const JsonObject& json) {
 Profile read_measured(const nlohmann::json& document, const std::string& where) {
   const JsonObject json(document, where);
   require_known(json, {"schema", "name", "gpu", "device", "software", "date", "source", "license", "errors",
-                       "sms", "curves"});
+                       "sms", "curves", "calibration", "copies"});
   require_schema(json);
   Profile profile;
   profile.sha256 = sha256_hex(document.dump());
@@ -382,6 +492,18 @@ Profile read_measured(const nlohmann::json& document, const std::string& where) 
   for (std::size_t i = 0; i < curves.size(); ++i) {
     const std::string pointer = fmt::format("/curves/{}", i);
     profile.curves.push_back(read_curve(JsonObject(curves[i], where, pointer), where, pointer));
+    const Curve& curve = profile.curves.back();
+    if (curve.origin != Origin::tables && !json.has("calibration")) {
+      throw InputError(where + ": " + pointer,
+                       "is a calibration's curve; expected the profile to have a "
+                       "'calibration' that says of which device");
+    }
+  }
+  if (json.has("calibration")) profile.calibration = read_calibration(json.object("calibration"));
+  if (json.has("copies")) {
+    for (std::size_t i = 0; i < json.array("copies").size(); ++i) {
+      profile.copies.push_back(read_copy(json.element("copies", i)));
+    }
   }
   return profile;
 }
@@ -434,6 +556,11 @@ Profile read_datasheet(const nlohmann::json& document, const std::string& where)
 
 }  // namespace
 
+Device load_device(const std::filesystem::path& file) {
+  const nlohmann::json document = read_json(file);
+  return read_device(JsonObject(document, file.string()));
+}
+
 Profile load_profile(std::string_view name_or_path, std::string_view place) {
   const std::filesystem::path file = profile_file(name_or_path, place);
   // A study plans thousands of deployments on a few profiles of half a megabyte: what has been read stands as
@@ -476,13 +603,83 @@ nlohmann::ordered_json regime_json(const Coefficients& c) {
   if (c.cluster > 1) json["cluster"] = c.cluster;
   const Coefficients absent;
   for (const Field& field : kFields) {
-    if (c.*field.member != absent.*field.member)
-      json[std::string(field.key)] = rounded(c.*field.member / field.scale);
+    const double value = rounded(c.*field.member / field.scale);
+    if (value != rounded(absent.*field.member / field.scale)) json[std::string(field.key)] = value;
   }
   return json;
 }
 
-nlohmann::ordered_json curve_json(const Curve& curve) {
+nlohmann::ordered_json accuracy_json(const Accuracy& error) {
+  nlohmann::ordered_json json;
+  json["rows"] = error.rows;
+  json["median_ape"] = rounded(error.median_ape);
+  json["p90_ape"] = rounded(error.p90_ape);
+  json["bias"] = rounded(error.bias);
+  return json;
+}
+
+nlohmann::ordered_json range_json(const std::map<std::string, Range>& ranges) {
+  nlohmann::ordered_json json = nlohmann::ordered_json::object();
+  for (const auto& [axis, bounds] : ranges) json[axis] = {bounds.least, bounds.most};
+  return json;
+}
+
+nlohmann::ordered_json device_json(const Device& device) {
+  nlohmann::ordered_json json, peaks;
+  json["device"] = device.name;
+  const auto text = [&](const char* key, const std::string& value) {
+    if (!value.empty()) json[key] = value;
+  };
+  const auto number = [](nlohmann::ordered_json& in, const char* key, auto value) {
+    if (value != 0) in[key] = value;
+  };
+  text("driver", device.driver);
+  text("runtime", device.runtime);
+  text("cublas", device.cublas);
+  number(json, "compute_capability", device.compute_capability);
+  number(json, "sms", device.sms);
+  number(json, "memory_bytes", device.memory_bytes);
+  number(json, "l2_bytes", device.l2_bytes);
+  number(json, "clock_mhz", device.clock_mhz);
+  number(json, "memory_clock_mhz", device.memory_clock_mhz);
+  number(json, "power_limit_w", device.power_limit_w);
+  text("date", device.date);
+  number(peaks, "copy_gb_s", device.copy_gb_per_s);
+  number(peaks, "gemm_bf16_tflops", device.bf16_tflops);
+  number(peaks, "gemm_fp8_tflops", device.fp8_tflops);
+  if (!peaks.is_null()) json["peaks"] = peaks;
+  text("status", device.status);
+  return json;
+}
+
+nlohmann::ordered_json calibration_json(const Calibration& calibration) {
+  nlohmann::ordered_json json;
+  json["device"] = device_json(calibration.device);
+  if (!calibration.engine.empty()) json["engine"] = calibration.engine;
+  if (!calibration.engine_sha256.empty()) json["engine_sha256"] = calibration.engine_sha256;
+  const DeviceSpeed& speed = calibration.speed;
+  json["speed"] = {{"compute", rounded(speed.compute)},
+                   {"memory", rounded(speed.memory)},
+                   {"compute_anchors", speed.compute_anchors},
+                   {"memory_anchors", speed.memory_anchors}};
+  return json;
+}
+
+nlohmann::ordered_json copy_json(const CopyCurve& copy) {
+  nlohmann::ordered_json json;
+  json["kind"] = copy.kind;
+  json["rows"] = copy.rows;
+  json["range"] = range_json(copy.range);
+  json["held_out"] = accuracy_json(copy.error);
+  json["launch_us"] = rounded(copy.launch_ns / 1e3);
+  json["run_ns"] = rounded(copy.run_ns);
+  json["gb_per_s"] = rounded(copy.bytes_per_ns);
+  if (copy.sm_bytes_per_ns > 0) json["sm_gb_per_s"] = rounded(copy.sm_bytes_per_ns);
+  json["overlap"] = rounded(copy.overlap);
+  return json;
+}
+
+nlohmann::ordered_json curve_json(const Curve& curve, const std::string& engine) {
   nlohmann::ordered_json json;
   json["op"] = name(curve.op);
   json["dtype"] = name(curve.dtype);
@@ -490,6 +687,14 @@ nlohmann::ordered_json curve_json(const Curve& curve) {
   if (curve.window > 0) json["window"] = curve.window;
   if (curve.gpus > 0) json["gpus"] = curve.gpus;
   if (curve.special) json["special"] = true;
+  if (curve.bare) json["bare"] = true;
+  if (curve.origin == Origin::here) {
+    json["engine_efficiency"] = {{"factor", rounded(curve.efficiency.factor)},
+                                 {"spread", rounded(curve.efficiency.spread)},
+                                 {"anchors", curve.efficiency.anchors}};
+  }
+  if (curve.origin == Origin::own_kernel) json["own_kernel"] = true;
+  if (curve.origin == Origin::taken) json["taken_from"] = engine;
   return json;
 }
 
@@ -536,22 +741,25 @@ std::string to_json(const Profile& profile) {
   field("license", profile.license);
   field("errors", kErrors);
   field("sms", profile.sms);
+  if (profile.calibration) field("calibration", calibration_json(*profile.calibration));
+  if (!profile.copies.empty()) {
+    text += " \"copies\": [";
+    const char* comma = "\n  ";
+    for (const CopyCurve& copy : profile.copies) {
+      text += comma + copy_json(copy).dump();
+      comma = ",\n  ";
+    }
+    text += "],\n";
+  }
   text += " \"curves\": [";
   const char* between = "\n";
   for (const Curve& curve : profile.curves) {
-    std::string head = curve_json(curve).dump();
+    std::string head = curve_json(curve, profile.calibration ? profile.calibration->engine : "").dump();
     head.pop_back();  // its closing brace
-    Json range = Json::object();
-    for (const auto& [axis, bounds] : curve.range) range[axis] = {bounds.least, bounds.most};
     text += fmt::format("{}  {},\n   \"kernel\": {}, \"rows\": {},\n   \"range\": {},\n", between, head,
-                        Json(curve.kernel).dump(), curve.rows, range.dump());
-    Json error;
-    error["rows"] = curve.error.rows;
-    error["median_ape"] = rounded(curve.error.median_ape);
-    error["p90_ape"] = rounded(curve.error.p90_ape);
-    error["bias"] = rounded(curve.error.bias);
+                        Json(curve.kernel).dump(), curve.rows, range_json(curve.range).dump());
     text += fmt::format("   \"{}\": {},\n   \"regimes\": [", curve.in_sample ? "in_sample" : "held_out",
-                        error.dump());
+                        accuracy_json(curve.error).dump());
     const char* comma = "\n";
     for (const Coefficients& regime : curve.regimes) {
       text += fmt::format("{}    {}", comma, regime_json(regime).dump());

@@ -44,15 +44,6 @@ double fused_allreduce_bytes(const Gpu& gpu, std::int32_t ranks) {
   return ranks <= 8 ? kMiB : 0;
 }
 
-// MLA decode modules take 68 us at least in the Hopper tables, 38 us in those of B200. Served steps do not
-// show it: DeepSeek-R1 on SGLang and Kimi-K2.5 on vLLM (H200, TP 8) take 35 to 45 us a layer less than the
-// sum of the tables, whatever the batch. What a module's measurement launches around its kernels is taken
-// off.
-constexpr double kHopperMlaModuleNs = 40'000;
-
-// Corrections of decode attention below 2^4 keys, where a kernel is its launch, are noise of the tables.
-constexpr std::size_t kFewestKeys = 4;
-
 constexpr double kOutsideShare = 0.1;  // of a step's time, beyond which it counts as extrapolated
 
 /// Gated delta rule (arXiv 2412.06464): per head a state of key x value entries that each token decays,
@@ -195,8 +186,8 @@ struct StepModel::Part {
 
   /// One launch on so many rows: tokens, or sampled requests.
   KernelTime time(double rows) const {
-    if (op.kind == OpKind::gemm) return gemm_time(curve, sms, gemm(rows));
-    if (op.kind == OpKind::moe) return moe_time(curve, moe(rows));
+    if (op.kind == OpKind::gemm) return gemm_time(curve, sms, gemm(rows)) * curve.efficiency.factor;
+    if (op.kind == OpKind::moe) return moe_time(curve, moe(rows)) * curve.efficiency.factor;
     if (fabric != nullptr) {
       return dispatch_combine_time(rows / op.moe_tensor, static_cast<double>(op.hidden), op.topk,
                                    activation_dtype(op.dtype), op.gpus, nodes, *fabric);
@@ -243,6 +234,7 @@ StepModel::StepModel(const ModelSpec& model, const Parallelism& parallelism, Dty
       data_(parallelism.data) {
   const std::string place = fmt::format("model '{}' on {}", model.name, gpu.name);
   const Profile profile = with_kernels(all, options.kernels, place);
+  sources_.add(all);
   const auto layers = static_cast<double>(model.layers.size());
   const double slowest = std::ceil(layers / parallelism.pipeline) * parallelism.pipeline / layers;
   const std::int32_t nodes =
@@ -264,6 +256,7 @@ StepModel::StepModel(const ModelSpec& model, const Parallelism& parallelism, Dty
           find_curve(profile, curve_op, dtype, place, op.kind == OpKind::attention ? op.head_dim : 0,
                      op.window, op.kind == OpKind::allreduce ? op.gpus : 0);
       part.outside = part.outside || choice.stand_in;
+      sources_.add(*choice.curve);
       return *choice.curve;
     };
     const auto within = [&](const Curve& curve, const std::string& axis, double value) {
@@ -281,14 +274,8 @@ StepModel::StepModel(const ModelSpec& model, const Parallelism& parallelism, Dty
         attention.prefill = {part.prefill_work, prefill.regimes[0], gpu.sm_count};
         attention.decode = {part.decode_work, decode.regimes[0], gpu.sm_count};
       } else {
-        attention.prefill = attention_kernel(prefill, gpu.sm_count, op, kv);
-        attention.decode = attention_kernel(decode, gpu.sm_count, op, kv);
-        // The weights read since have evicted the KV that a benchmark's loop finds in L2.
-        attention.decode.cache = 0;
-        attention.decode.factor.level_below(kFewestKeys);
-        if (op.kind == OpKind::mla_attention && gpu.compute_capability == 90) {
-          attention.decode.launch = std::max(0.0, attention.decode.launch - kHopperMlaModuleNs);
-        }
+        attention.prefill = serving_kernel(prefill, gpu, op, kv);
+        attention.decode = serving_kernel(decode, gpu, op, kv);
       }
       attention.launches = part.launches;
       attention.window = op.window > 0;
@@ -316,6 +303,7 @@ StepModel::StepModel(const ModelSpec& model, const Parallelism& parallelism, Dty
         const MoeShape shape = part.moe(1);
         const CurveChoice choice = find_moe_curve(profile, shape, place);
         part.curve = *choice.curve;
+        sources_.add(part.curve);
         part.outside = part.outside || choice.stand_in;
         within(part.curve, "hidden", shape.hidden);
         within(part.curve, "intermediate", shape.intermediate);
@@ -337,6 +325,7 @@ StepModel::StepModel(const ModelSpec& model, const Parallelism& parallelism, Dty
         const CurveChoice choice =
             find_collective(profile, collective, Dtype::bf16, op.gpus, CollectiveMode::nccl, place);
         part.curve = *choice.curve;
+        sources_.add(part.curve);
         part.outside = part.outside || choice.stand_in;
         part.rank = options_.overheads.rank;
         break;
@@ -346,10 +335,11 @@ StepModel::StepModel(const ModelSpec& model, const Parallelism& parallelism, Dty
         break;
       case OpKind::linear_attention: {
         // No table: arithmetic at prefill attention's rate, memory as elementwise kernels.
-        const Coefficients& measured = choose(CurveOp::attention_prefill, Dtype::bf16).regimes[0];
+        const Curve& attending = choose(CurveOp::attention_prefill, Dtype::bf16);
+        const Coefficients& measured = attending.regimes[0];
         Coefficients fit;
-        fit.launch_ns = measured.launch_ns;
-        fit.flops_per_ns = measured.flops_per_ns;
+        fit.launch_ns = measured.launch_ns * attending.efficiency.factor;
+        fit.flops_per_ns = measured.flops_per_ns / attending.efficiency.factor;
         fit.bytes_per_ns = kElementwiseBandwidth * gpu.hbm_bytes_per_ns;
         fit.overlap = measured.overlap;
         Curve curve;
@@ -540,6 +530,7 @@ StepShape next_pass(const StepShape& shape, std::int32_t drafts) {
 
 void StepModel::draft_with(std::shared_ptr<const StepModel> drafter, std::int32_t drafts) {
   layers_ += drafts * drafter->layers_;
+  sources_.add(drafter->sources_);
   drafter_ = std::move(drafter);
   drafts_ = drafts;
 }

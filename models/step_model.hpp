@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "models/attention.hpp"
+#include "models/cost_sources.hpp"
 #include "models/gemm.hpp"
 #include "models/moe.hpp"
 #include "models/overheads.hpp"
@@ -152,6 +153,9 @@ class StepModel {
 
   const Overheads& overheads() const { return options_.overheads; }
 
+  /// Of a calibrated profile: which curves its times use, and how (the drafter's included).
+  const CostSources& sources() const { return sources_; }
+
   /// The work of many steps on one GPU (the mean one of a pipeline). Exact: experts, of which a step reads
   /// those that its tokens meet, are summed over the steps of each size. O(operators x sizes).
   Work work(const StepTotals& totals) const;
@@ -183,6 +187,7 @@ class StepModel {
   std::vector<Attention> attention_;
   std::shared_ptr<const std::vector<Part>> parts_;  ///< the operators and their curves
   StepOptions options_;
+  CostSources sources_;
   double layers_ = 0;  ///< launched in a step
   std::int32_t stages_ = 1, data_ = 1;
 

@@ -1,3 +1,6 @@
-pdsim_test(tools LIBRARIES pdsim_models nlohmann_json::nlohmann_json)
+pdsim_test(tools LIBRARIES pdsim_models pdsim_kernels nlohmann_json::nlohmann_json)
 target_compile_definitions(test_tools PRIVATE PDSIM_BINARY="$<TARGET_FILE:pdsim>")
+if(PDSIM_CUDA_BUILD)
+  target_compile_definitions(test_tools PRIVATE PDSIM_CUDA_BUILD)
+endif()
 add_dependencies(test_tools pdsim)

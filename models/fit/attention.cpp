@@ -52,6 +52,7 @@ std::map<Key, Group> groups_of(const Profile& profile, const KernelTable& table,
     group.weights.push_back(row.weights);
     group.samples.push_back({row.ns, 0, 1});
     Curve& curve = group.curve;
+    curve.bare = row.bare;
     widen(curve, "requests", attention->shape.requests);
     widen(curve, "context", attention->context);
     widen(curve, "heads", of.heads);
@@ -141,6 +142,36 @@ std::vector<Grid> head_grids(bool decode, std::size_t groups, double window) {
   return {grid(kv, ratios, kStiff, 0), grid(kv, ratios, kStiff, kStiff)};
 }
 
+/// For few rows: nodes octaves apart, drawn to a sum of functions of one axis each.
+std::vector<Grid> coarse_grids(const std::vector<Correction::Axis>& heads, const Correction::Axis& rows,
+                               const Correction::Axis& lengths) {
+  std::vector<Grid> grids;
+  for (const double stiff : {0.03, 0.3, 3.0}) {
+    for (const double interaction : {0.3, 3.0}) {
+      Grid grid{heads, {}, interaction};
+      grid.axes.push_back(rows);
+      grid.axes.push_back(lengths);
+      grid.stiffness.assign(grid.axes.size(), stiff);
+      grids.push_back(std::move(grid));
+    }
+  }
+  return grids;
+}
+
+std::vector<Grid> coarse_head_grids(bool decode) {
+  const std::vector<double> one = {1};
+  return coarse_grids({{"kv_heads", one}, {"heads_per_kv_head", {1, 4, 16}}},
+                      {decode ? "kv_rows" : "head_rows", {1, 8, 32, 128, 512, 4096}},
+                      decode ? Correction::Axis("context", {16, 128, 512, 2048, 8192, 32768, 131072})
+                             : Correction::Axis("tokens", {16, 64, 256, 1024, 4096, 16384}));
+}
+
+std::vector<Grid> coarse_latent_grids(bool decode) {
+  return coarse_grids({{"heads", std::vector<double>{16, 128}}}, {"requests", {1, 8, 32, 128}},
+                      decode ? Correction::Axis("context", {128, 512, 2048, 8192, 32768, 131072})
+                             : Correction::Axis("tokens", {64, 256, 1024, 4096, 16384}));
+}
+
 void add(Profile& profile, std::vector<Curve>& curves) {
   // The first of several kernels is the default: the one that was measured on the longest rows.
   std::stable_sort(curves.begin(), curves.end(), [](const Curve& a, const Curve& b) {
@@ -223,6 +254,7 @@ void fit_heads(Profile& profile, const KernelTable& table, const Gpu& gpu) {
       CurvePlan plan = plan_of(group, gpu, decode);
       plan.starts = {start};
       plan.grids = head_grids(decode, group.heads, std::get<2>(key));
+      plan.coarse = coarse_head_grids(decode);
       if (decode) {
         const bool window = std::get<2>(key) > 0;
         plan.free = decode_free(gpu, window);
@@ -291,6 +323,7 @@ void fit_latent(Profile& profile, const KernelTable& table, const Gpu& gpu, Curv
                     {"requests", decode ? kRows : kPrompts},
                     {decode ? "context" : "tokens", decode ? kContexts : kLengths}},
                    std::vector<double>(3, kStiff)}};
+    plan.coarse = coarse_latent_grids(decode);
     fit_curve(group.curve, plan, group.samples);
     if (!group.curve.regimes.empty()) curves.push_back(std::move(group.curve));
   }

@@ -14,6 +14,7 @@ void fit_gemm(Profile& profile, const KernelTable& table, const Gpu& gpu);
 void fit_attention(Profile& profile, const KernelTable& table, const Gpu& gpu);
 void fit_moe(Profile& profile, const KernelTable& table, const Gpu& gpu);
 void fit_collectives(Profile& profile, const KernelTable& table, const Gpu& gpu);
+void fit_copies(Profile& profile, const KernelTable& table);
 
 /// Starting points: what the data sheet promises, less a quarter.
 Coefficients start_of(const Gpu& gpu, Dtype dtype, double launch_ns);

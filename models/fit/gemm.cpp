@@ -114,6 +114,31 @@ std::vector<Grid> grids_of(const std::vector<GemmShape>& shapes) {
   return grids;
 }
 
+/// For few rows: whole octaves apart, at most as far as was measured, drawn to a sum of functions of m, n
+/// and k.
+std::vector<Grid> coarse_grids_of(const Curve& curve) {
+  const auto nodes = [&](const char* axis, std::initializer_list<double> wanted) {
+    const Range range = curve.range.at(axis);
+    std::vector<double> kept;
+    for (const double node : wanted) {
+      if (range.least <= node && node <= range.most) kept.push_back(node);
+    }
+    if (kept.empty()) kept = {range.least};
+    return kept;
+  };
+  std::vector<Grid> grids;
+  for (const double stiff : {0.03, 0.3, 3.0}) {
+    for (const double interaction : {0.3, 3.0}) {
+      grids.push_back({{{"m", nodes("m", {1, 16, 64, 128, 256, 512, 1024, 2048, 8192, 32768})},
+                        {"n", nodes("n", {64, 512, 1024, 2048, 4096, 8192, 16384, 65536})},
+                        {"k", nodes("k", {64, 512, 1024, 2048, 4096, 8192, 16384, 65536})}},
+                       {stiff, stiff, stiff},
+                       interaction});
+    }
+  }
+  return grids;
+}
+
 }  // namespace
 
 void fit_gemm(Profile& profile, const KernelTable& table, const Gpu& gpu) {
@@ -175,6 +200,7 @@ void fit_gemm(Profile& profile, const KernelTable& table, const Gpu& gpu) {
       };
       plan.floor = [&](const Coefficients& c, std::size_t i) { return gemm_floor(c, group.shapes[i].m); };
       plan.grids = grids_of(group.shapes);
+      plan.coarse = coarse_grids_of(curve);
       plan.point = [&](std::size_t i, double* at) {
         at[0] = group.shapes[i].m;
         at[1] = group.shapes[i].n;

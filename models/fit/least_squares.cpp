@@ -155,15 +155,21 @@ double percentile(std::vector<double>& values, double p) {
 
 }  // namespace
 
+Accuracy accuracy_of(std::vector<double> error) {
+  std::vector<double> absolute;
+  absolute.reserve(error.size());
+  for (const double e : error) absolute.push_back(std::abs(e));
+  return {static_cast<std::int64_t>(error.size()), rounded(percentile(absolute, 0.5)),
+          rounded(percentile(absolute, 0.9)), rounded(percentile(error, 0.5))};
+}
+
 Accuracy accuracy(const Curve& curve, const std::vector<Sample>& samples, const RowTime& model) {
-  std::vector<double> error, absolute;
+  std::vector<double> error;
   for (std::size_t i = 0; i < samples.size(); ++i) {
     if (samples[i].held == curve.in_sample) continue;
     error.push_back(model(curve.at(samples[i].size), i) / samples[i].ns - 1);
-    absolute.push_back(std::abs(error.back()));
   }
-  return {static_cast<std::int64_t>(error.size()), rounded(percentile(absolute, 0.5)),
-          rounded(percentile(absolute, 0.9)), rounded(percentile(error, 0.5))};
+  return accuracy_of(std::move(error));
 }
 
 namespace {
@@ -380,8 +386,8 @@ class CurveFit {
  public:
   CurveFit(Curve& curve, const CurvePlan& plan, const std::vector<Sample>& samples)
       : curve_(curve), plan_(plan), samples_(samples) {
-    if (plan.grids.empty()) return;
-    const std::size_t axes = plan.grids[0].axes.size();
+    if (plan.grids.empty() && plan.coarse.empty()) return;
+    const std::size_t axes = (plan.grids.empty() ? plan.coarse : plan.grids)[0].axes.size();
     at_.resize(samples.size() * axes);
     for (std::size_t i = 0; i < samples.size(); ++i) plan.point(i, &at_[i * axes]);
   }
@@ -423,14 +429,11 @@ class CurveFit {
 
   template <class Wanted>
   Accuracy error(const Wanted& wanted) const {
-    std::vector<double> error, absolute;
+    std::vector<double> error;
     for (std::size_t i = 0; i < samples_.size(); ++i) {
-      if (!wanted(samples_[i])) continue;
-      error.push_back(time(i) / samples_[i].ns - 1);
-      absolute.push_back(std::abs(error.back()));
+      if (wanted(samples_[i])) error.push_back(time(i) / samples_[i].ns - 1);
     }
-    return {static_cast<std::int64_t>(error.size()), rounded(percentile(absolute, 0.5)),
-            rounded(percentile(absolute, 0.9)), rounded(percentile(error, 0.5))};
+    return accuracy_of(std::move(error));
   }
 
  private:
@@ -442,6 +445,73 @@ class CurveFit {
 
 }  // namespace
 
+namespace {
+
+double score(const Accuracy& e) {
+  return e.median_ape + 0.3 * e.p90_ape;  // as their targets do
+}
+
+/// Every regime on the rows that are not held out, from where it is.
+void refit(Curve& curve, const CurvePlan& plan, const std::vector<Sample>& samples, const RowTime& row) {
+  double above = 0;
+  for (Coefficients& regime : curve.regimes) {
+    std::vector<std::size_t> rows;
+    for (std::size_t i = 0; i < samples.size(); ++i) {
+      if (!samples[i].held && samples[i].size > above && samples[i].size <= regime.upto) rows.push_back(i);
+    }
+    above = regime.upto;
+    minimise(regime, plan.free, rows, samples, row);
+    round_all(regime);
+  }
+}
+
+/// fit_curve for few rows: five folds of the groups.
+void cross_validate(Curve& curve, const CurvePlan& plan, std::vector<Sample>& samples, const RowTime& row) {
+  constexpr std::size_t kFolds = 5;
+  std::map<std::uint64_t, std::size_t> rank;
+  for (const Sample& sample : samples) rank[sample.group * 0x9e3779b97f4a7c15u] = 0;
+  std::size_t next = 0;
+  for (auto& entry : rank) entry.second = next++;
+  const auto hold = [&](std::size_t fold) {
+    for (Sample& sample : samples) {
+      sample.held = rank[sample.group * 0x9e3779b97f4a7c15u] % kFolds == fold;
+      sample.trial = false;
+    }
+  };
+  hold(kFolds);  // none
+  refit(curve, plan, samples, row);
+  const std::vector<Coefficients> whole = curve.regimes;
+  std::vector<std::vector<double>> errors(plan.coarse.size() + 1);  // the last without a grid
+  CurveFit fit(curve, plan, samples);
+  for (std::size_t fold = 0; fold < std::min(kFolds, rank.size()); ++fold) {
+    hold(fold);
+    curve.regimes = whole;
+    refit(curve, plan, samples, row);
+    for (std::size_t g = 0; g < errors.size(); ++g) {
+      curve.correction = {};
+      if (g < plan.coarse.size()) fit.correct(plan.coarse[g], Seen::without_held);
+      for (std::size_t i = 0; i < samples.size(); ++i) {
+        if (samples[i].held) errors[g].push_back(fit.time(i) / samples[i].ns - 1);
+      }
+    }
+  }
+  std::size_t best = errors.size() - 1;
+  curve.error = accuracy_of(errors[best]);
+  for (std::size_t g = 0; g + 1 < errors.size(); ++g) {
+    const Accuracy error = accuracy_of(errors[g]);
+    if (score(error) >= score(curve.error)) continue;
+    curve.error = error;
+    best = g;
+  }
+  hold(kFolds);
+  curve.regimes = whole;
+  curve.correction = {};
+  curve.in_sample = false;
+  if (best < plan.coarse.size()) fit.correct(plan.coarse[best], Seen::all);
+}
+
+}  // namespace
+
 void fit_curve(Curve& curve, const CurvePlan& plan, std::vector<Sample>& samples) {
   const RowTime row = [&](const Coefficients& c, std::size_t i) {
     const double beside = plan.beside.empty() ? 0 : plan.beside[i];
@@ -449,9 +519,10 @@ void fit_curve(Curve& curve, const CurvePlan& plan, std::vector<Sample>& samples
   };
   const std::vector<Tile> whole = {{0, 0, 1}};
   fit_regimes(curve, plan.starts, plan.free, plan.tiles.empty() ? whole : plan.tiles, samples, row);
-  if (curve.regimes.empty() || curve.in_sample) return;
+  if (curve.regimes.empty()) return;
+  if (!plan.coarse.empty() && samples.size() < kManyRows) return cross_validate(curve, plan, samples, row);
+  if (curve.in_sample) return;
   CurveFit fit(curve, plan, samples);
-  const auto score = [](const Accuracy& e) { return e.median_ape + 0.3 * e.p90_ape; };  // as their targets do
   const auto on_trial = [](const Sample& s) { return s.trial; };
   double least = score(fit.error(on_trial));
   const Grid* best = nullptr;
@@ -465,16 +536,8 @@ void fit_curve(Curve& curve, const CurvePlan& plan, std::vector<Sample>& samples
   curve.correction = {};
   if (best != nullptr) fit.correct(*best, Seen::without_held);
   curve.error = fit.error([](const Sample& s) { return s.held; });
-  double above = 0;
-  for (Coefficients& regime : curve.regimes) {
-    std::vector<std::size_t> rows;
-    for (std::size_t i = 0; i < samples.size(); ++i) {
-      if (samples[i].size > above && samples[i].size <= regime.upto) rows.push_back(i);
-    }
-    above = regime.upto;
-    minimise(regime, plan.free, rows, samples, row);
-    round_all(regime);
-  }
+  for (Sample& sample : samples) sample.held = false;
+  refit(curve, plan, samples, row);
   if (best != nullptr) fit.correct(*best, Seen::all);
 }
 

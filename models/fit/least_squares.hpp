@@ -77,12 +77,18 @@ struct CurvePlan {
   RowTime floor;               ///< the host's, ns: a row takes no less; empty: c.host_ns
   std::vector<double> beside;  ///< ns of what a row's time holds beside the kernel; empty: nothing
   std::vector<Grid> grids;     ///< tried one by one; the best on the trial groups is kept, or none
+  std::vector<Grid> coarse;    ///< the same for a table of few rows, by cross-validation
   std::function<void(std::size_t row, double* at)> point;  ///< a row's coordinates on the grids
 };
 
+/// A table of fewer rows than this was measured shape by shape, each chosen: too few to spare a fifth.
+inline constexpr std::size_t kManyRows = 300;
+
 /// Fits regimes and the best grid. The curve's error is of a fit without the held-out groups; what it
-/// holds in the end is fitted to all rows, from there. Curves of few rows (see hold_out) have no
-/// correction and in-sample errors. `curve.regimes` stays empty where a fit is not possible.
+/// holds in the end is fitted to all rows, from there. With coarse grids and below kManyRows each fifth of
+/// the groups is held out in its turn: the error is that of five fits, each on the groups that it had not
+/// seen, by the coarse grid that does best on them, or none. Without coarse grids a curve of few rows (see
+/// hold_out) has no correction and in-sample errors. `curve.regimes` stays empty where a fit is not possible.
 void fit_curve(Curve& curve, const CurvePlan& plan, std::vector<Sample>& samples);
 
 /// Minimises the sum of soft-L1 of log(model / measured) over `rows` by Levenberg-Marquardt on
@@ -92,6 +98,9 @@ double minimise(Coefficients& fit, const std::vector<Free>& free, const std::vec
 
 /// Four significant digits: what a profile holds, and therefore what its errors are measured with.
 double rounded(double value);
+
+/// Of signed relative errors; all 0 without any.
+Accuracy accuracy_of(std::vector<double> errors);
 
 /// Of the held-out samples, or of all where the curve is in-sample.
 Accuracy accuracy(const Curve& curve, const std::vector<Sample>& samples, const RowTime& model);

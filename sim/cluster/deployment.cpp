@@ -191,6 +191,40 @@ NodeSpec node_spec(const LoadedScenario& loaded, const PoolPlan& pool, std::size
   return node;
 }
 
+// Puts what was measured into the nodes whose fabric it is of.
+void put_measured(const LoadedScenario& loaded, std::vector<NodeSpec>& nodes, Deployment& d) {
+  const std::string& path = loaded.scenario.network.profile;
+  if (path.empty()) return;
+  const std::string at = loaded.place("/network/profile");
+  const NetworkProfile& profile = d.network.emplace(load_network_profile(path, at));
+  std::string others;
+  for (NodeSpec& node : nodes) {
+    if (node.fabric == nullptr) continue;
+    if (node.fabric->name != profile.fabric) {
+      if (others.find(node.fabric->name) == std::string::npos) {
+        others.append(others.empty() ? "" : ", ").append(node.fabric->name);
+      }
+      continue;
+    }
+    if (!d.measured_fabric) {
+      const auto points = [](const std::vector<RatePoint>& curve) {
+        std::vector<CurvePoint> out;
+        for (const RatePoint& point : curve) out.push_back({point.bytes, point.rate});
+        return out;
+      };
+      d.measured_fabric = measured_fabric(
+          *node.fabric,
+          {profile.line, points(profile.write), points(profile.read), profile.operations, profile.latency,
+           fmt::format("network profile {}, and pdsim's own where it is silent: {}", profile.name,
+                       node.fabric->sentence)});
+    }
+    node.fabric = &d.measured_fabric->fabric;
+  }
+  if (d.measured_fabric) return;
+  throw InputError(at, fmt::format("is of fabric {}, expected one of the nodes' own: {}", profile.fabric,
+                                   others.empty() ? "they have none" : others));
+}
+
 /// Where the replicas go: for each pool, each replica, the (node, GPU within it) of its GPUs in rank order.
 struct Places {
   std::vector<std::int32_t> pool_of_node;
@@ -309,6 +343,7 @@ void place(const LoadedScenario& loaded, Deployment& d) {
     }
     d.nodes.push_back(node);
   }
+  put_measured(loaded, nodes, d);
   CoreSpec core;
   core.nodes_per_leaf = s.network.nodes_per_leaf;
   core.oversubscription = s.network.oversubscription;
@@ -484,6 +519,7 @@ Deployment plan_deployment(const LoadedScenario& loaded) {
                                             pool.drafter->weights, d.kv, *pool.gpu, profile, own),
           pool.engine.speculative->num_speculative_tokens);
     }
+    d.sources.add(pool.step_model->sources());
   }
   for (const auto& [name, digest] : profiles) {
     const char* comma = d.profile.empty() ? "" : ", ";

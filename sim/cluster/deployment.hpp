@@ -10,9 +10,11 @@
 #include <string_view>
 #include <vector>
 
+#include "models/cost_sources.hpp"
 #include "models/drafter.hpp"
 #include "models/hardware.hpp"
 #include "models/model.hpp"
+#include "models/network_profile.hpp"
 #include "models/step_model.hpp"
 #include "sim/network/topology.hpp"
 #include "sim/scenario/load.hpp"
@@ -62,8 +64,11 @@ struct Deployment {
   std::vector<WorkerPlan> workers;
   std::vector<NodePlan> nodes;
   Topology topology;
-  std::string profile, profile_sha256;  ///< names and digests of the fitted profiles in use
-  bool datasheet = false;               ///< one of them is another GPU's, scaled
+  std::string profile, profile_sha256;                    ///< names and digests of the fitted profiles in use
+  std::optional<NetworkProfile> network;                  ///< what the scenario's network.profile holds
+  std::shared_ptr<const MeasuredFabric> measured_fabric;  ///< the topology's, where it has one of that kind
+  bool datasheet = false;                                 ///< one of them is another GPU's, scaled
+  CostSources sources;                                    ///< of those that are calibrations
   bool disaggregated = false;
 };
 

@@ -27,6 +27,7 @@ enum class Purpose : std::uint32_t {
   speculation = 10,
   resampling = 11,
   sampling = 12,
+  kernel_inputs = 13,
 };
 
 class Random {

@@ -558,15 +558,31 @@ Json summarize(const RunResult& run, const RunContext& context, const Trace& tra
                  {"trace", trace.sha256},
                  {"profile", context.profile_sha256},
                  {"prices", s["cost"]["prices_as_of"]}};
+  if (!context.network_profile_sha256.empty()) {
+    s["inputs"]["network_profile"] = context.network_profile_sha256;
+  }
   s["cost_model"] = {
       {"profile", context.profile},
       {"extrapolated_step_fraction",
        steps > 0 ? static_cast<double>(run.extrapolated_steps) / static_cast<double>(steps) : 0.0}};
   if (context.datasheet) s["cost_model"]["datasheet"] = true;
+  s["cost_model"].update(cost_sources_json(context.sources));
   s["releases"] = releases_json(context.releases);
   s["simulated_s"] = to_seconds(run.end);
   s["events"] = run.events;
   return s;
+}
+
+Json cost_sources_json(const CostSources& sources) {
+  Json json = Json::object();
+  if (sources.empty()) return json;
+  json["calibrated"] = sources.devices;
+  json["engine"] = sources.engines;
+  json["engine_efficiency"] = Json::object();
+  for (const auto& [curve, factor] : sources.engine_efficiency) json["engine_efficiency"][curve] = factor;
+  json["own_kernel"] = sources.own_kernel;
+  json["taken"] = sources.taken;
+  return json;
 }
 
 namespace {

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "models/cost_sources.hpp"
 #include "sim/metrics/record.hpp"
 #include "sim/scenario/releases.hpp"
 #include "sim/scenario/scenario.hpp"
@@ -24,6 +25,8 @@ struct RunContext {
   std::string scenario, scenario_sha256;
   std::string profile, profile_sha256;  ///< names and digests of the kernel profiles
   bool datasheet = false;               ///< one of them was never measured, but scaled
+  CostSources sources;                  ///< of those that were measured on a GPU here
+  std::string network_profile_sha256;   ///< empty = none in use
   std::vector<std::string> sets;        ///< --set and other overrides of the scenario, as given
   std::uint64_t seed = 1;
   Slo slo;
@@ -49,6 +52,10 @@ std::string requests_csv(const RunResult& run, const Trace& trace, const std::ve
 /// together), with the mean over the bucket by cause. Buckets are alike for all sides and cover the run; the
 /// last may be cut short. O(buckets x workers), at most 256 buckets.
 std::string blocks_csv(const RunResult& run);
+
+/// What cost_model holds beside the profile's name where it is a calibration; {} otherwise: "calibrated" (the
+/// devices), "engine" (the profiles compared with), "engine_efficiency", "own_kernel" and "taken".
+nlohmann::ordered_json cost_sources_json(const CostSources& sources);
 
 /// {"unreleased": whether any of them is, "features": [{"feature", "since", "source"}]}.
 nlohmann::ordered_json releases_json(const std::vector<Release>& releases);

@@ -138,6 +138,30 @@ void put_reuse(std::string& out, const Json& s) {
 
 }  // namespace
 
+namespace {
+
+// A run on a profile that was measured on a GPU here.
+void calibrated(std::string& out, const Json& cost_model) {
+  const auto listed = [&](const char* key) {
+    std::vector<std::string> names;
+    for (const Json& name : cost_model[key]) names.push_back(name.get<std::string>());
+    return fmt::format("{}", fmt::join(names, ", "));
+  };
+  std::vector<std::string> cells = {listed("calibrated")};
+  std::vector<std::string> factors;
+  for (const auto& [curve, factor] : cost_model["engine_efficiency"].items()) {
+    factors.push_back(fmt::format("{} {:.2f}", curve, number(factor)));
+  }
+  if (!factors.empty()) cells.push_back(fmt::format("engine efficiency {}", fmt::join(factors, ", ")));
+  if (!cost_model["own_kernel"].empty()) cells.push_back("own kernels: " + listed("own_kernel"));
+  if (!cost_model["taken"].empty()) {
+    cells.push_back(fmt::format("from {}, not measured here: {}", listed("engine"), listed("taken")));
+  }
+  line(out, "calibrated here", cells);
+}
+
+}  // namespace
+
 std::string summary_table(const Json& s) {
   std::string out;
   auto put = std::back_inserter(out);
@@ -235,6 +259,7 @@ std::string summary_table(const Json& s) {
   const double extrapolated = number(s["cost_model"]["extrapolated_step_fraction"]);
   fmt::format_to(put, "cost model          {}; {:.1f} % of steps lie outside what was measured\n",
                  s["cost_model"]["profile"].get<std::string>(), 100 * extrapolated);
+  if (s["cost_model"].contains("calibrated")) calibrated(out, s["cost_model"]);
   if (s["releases"]["unreleased"] == true) {
     std::vector<std::string> features;
     for (const Json& f : s["releases"]["features"]) {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "sim/core/error.hpp"
@@ -100,6 +101,30 @@ const Fabric& find_fabric(std::string_view name, int efa_generation, std::string
   }
   throw InputError(
       place, "unknown fabric '" + wanted + "'" + did_you_mean(wanted, names) + "; expected one of " + known);
+}
+
+std::shared_ptr<const MeasuredFabric> measured_fabric(const Fabric& shipped, FabricMeasurement measured) {
+  const auto own = std::make_shared<MeasuredFabric>();
+  FabricMeasurement& m = own->measured = std::move(measured);
+  Fabric& f = own->fabric = shipped;
+  f.sentence = m.sentence;
+  if (m.latency > 0) f.latency = m.latency;
+  if (m.line == 0) return own;
+  const double scale = m.line / shipped.line;
+  f.line = m.line;
+  f.operations = m.operations > 0 ? m.operations : shipped.operations * scale;
+  for (const auto& [own_curve, shipped_curve] :
+       {std::pair(&m.write, shipped.write), {&m.read, shipped.read}}) {
+    if (own_curve->empty()) {
+      for (const CurvePoint& point : shipped_curve) own_curve->push_back({point.bytes, point.rate * scale});
+    } else {
+      f.operations =
+          std::max(f.operations, own_curve->front().rate / static_cast<double>(own_curve->front().bytes));
+    }
+  }
+  f.write = m.write;
+  f.read = m.read;
+  return own;
 }
 
 double efficiency(const Fabric& fabric, Op op, Bytes bytes) {

@@ -7,8 +7,11 @@
 
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <span>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "sim/core/time.hpp"
 
@@ -48,6 +51,26 @@ extern const Fabric kPcie;
 /// The fabric called `name`; "efa" means "efa-v<generation>", the generation being the instance's.
 /// Throws InputError(place) naming what is known when there is none. The result lives for ever.
 const Fabric& find_fabric(std::string_view name, int efa_generation, std::string_view place);
+
+/// What an operator measured of a fabric; a member that is empty or 0 was not told.
+struct FabricMeasurement {
+  double line = 0;  ///< bytes/ns of the cards measured; required beside a curve or operations
+  std::vector<CurvePoint> write, read;
+  double operations = 0;  ///< per ns, of those cards
+  Nanos latency = 0;
+  std::string sentence;  ///< whose measurement
+};
+
+/// A fabric of an operator's own; `fabric` views what stands beside it.
+struct MeasuredFabric {
+  FabricMeasurement measured;
+  Fabric fabric{};
+};
+
+/// `shipped` with what was measured in its place; its own curves and operations are kept as shares of the
+/// line where they were not. Operations are never fewer than a measured point shows. With shipped's own
+/// figures the result is shipped's to the bit.
+std::shared_ptr<const MeasuredFabric> measured_fabric(const Fabric& shipped, FabricMeasurement measured);
 
 /// Share of the line rate, in (0, 1], at which `op` in wire operations of `bytes` runs: linear in
 /// log2(size) between measured points, flat above the last; below the first, the lesser of the first

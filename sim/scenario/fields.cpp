@@ -3,9 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <optional>
 #include <set>
 #include <utility>
 
+#include "models/network_profile.hpp"
 #include "sim/core/error.hpp"
 #include "traces/reader.hpp"
 
@@ -22,6 +24,28 @@ constexpr std::int64_t kMostBlocks =
 // Events are ordered within an instant (DESIGN, rule 2): what one entity does at an instant must not
 // reach another at that same instant, or the result would depend on who is visited first.
 constexpr std::string_view kNoZeroDelay = ": nothing reaches another worker at the instant it happens";
+
+/// Where a default comes from that a network profile gives.
+std::string by_profile(const NetworkProfile& profile, std::string_view quantity) {
+  const auto found = profile.evidence.find(std::string(quantity));
+  return fmt::format("network profile {}{}", profile.name,
+                     found == profile.evidence.end() ? "" : fmt::format(" ({})", found->second));
+}
+
+/// A network profile whose names are known here.
+NetworkProfile measured_network(const std::string& path, std::string_view place) {
+  NetworkProfile profile = load_network_profile(path, place);
+  if (!profile.posting) return profile;
+  std::vector<std::string_view> known;
+  for (const TransferBackend& backend : kTransferBackends) known.push_back(backend.name);
+  const std::string& named = profile.posting->backend;
+  if (std::find(known.begin(), known.end(), named) == known.end()) {
+    throw InputError(path + ": /posting/backend",
+                     fmt::format("is \"{}\", expected one of {}{}", named, fmt::join(known, ", "),
+                                 did_you_mean(named, known)));
+  }
+  return profile;
+}
 
 /// The names of a table whose rows say more.
 std::vector<Named> named(const auto& table) {
@@ -247,8 +271,9 @@ void read_retention(Reader& r, RetentionConfig& c) {
       });
 }
 
-// The members' values on entry are the defaults: of the whole scenario, or of the pair's parent.
-void read_transfer(Reader& r, TransferConfig& t) {
+// The members' values on entry are the defaults: of the whole scenario, or of the pair's parent. `measured`,
+// of the whole scenario or null, decides what posting takes where the backend is its own.
+void read_transfer(Reader& r, TransferConfig& t, const NetworkProfile* measured, bool pair = false) {
   r.aliases("kv_connector_extra_config",
             {kAbsent, "These keys as vLLM spells them, as its option has them."});
   r.choice("mode", t.mode, kTransferModes, {kVllm, "Who moves the KV, and when."});
@@ -328,6 +353,11 @@ void read_transfer(Reader& r, TransferConfig& t) {
       t.post_fixed = backend.post_fixed;
       t.post_per_descriptor = backend.post_per_descriptor;
     }
+    if (measured == nullptr || !measured->posting || measured->posting->backend != t.backend) continue;
+    posting = by_profile(*measured, "posting");
+    if (pair && t.backend == parents) continue;  // what the pair's parent has
+    t.post_fixed = measured->posting->fixed;
+    t.post_per_descriptor = measured->posting->per_descriptor;
   }
   r.duration("post_fixed_us", t.post_fixed, kMicrosecond, 0,
              {posting, "CPU time before a transfer's first descriptor is posted.", {}, true});
@@ -347,9 +377,13 @@ void read_transfer(Reader& r, TransferConfig& t) {
             "Share of each pool's free blocks out of order at the start, as on a server that has run long."});
   r.duration("slow_submit_ms", t.slow_submit, kMillisecond, 1,
              {"vLLM 0.24: hard-coded warning", "Posts that take longer are counted as slow."});
+  std::string one_way = "fi_pingpong over EFA, 256 bytes, on H100 nodes";
+  if (measured != nullptr && measured->latency > 0) {
+    one_way = by_profile(*measured, "latency_us");
+    if (!pair) t.notification = measured->latency;
+  }
   r.duration("notification_us", t.notification, kMicrosecond, 1,
-             {"fi_pingpong over EFA, 256 bytes, on H100 nodes", "One way of a notification between workers."},
-             kNoZeroDelay);
+             {one_way, "One way of a notification between workers."}, kNoZeroDelay);
   r.integer("num_threads", t.num_threads, 1, 1024,
             {kVllm, "Posting threads of UCX as the only backend.", "num_threads"});
   r.flag("enforce_handshake_compat", t.enforce_handshake_compat,
@@ -384,6 +418,11 @@ void read_transfer(Reader& r, TransferConfig& t) {
   }
 }
 
+bool read_network_profile(Reader& r, std::string& path) {
+  return r.path("profile", path,
+                {kAbsent, "What was measured of it: a file that pdsim calibrate network writes."});
+}
+
 void read_network(Reader& r, NetworkConfig& n) {
   r.choice("fabric", n.fabric, kFabrics, {kOwn, "What nodes are connected by."});
   r.integer("nodes_per_leaf", n.nodes_per_leaf, 0, kMany,
@@ -392,6 +431,7 @@ void read_network(Reader& r, NetworkConfig& n) {
            {kOwn, "A leaf's capacity to its nodes over its capacity to the spine."});
   r.number("bandwidth_scale", n.bandwidth_scale, {.above = true},
            {kOwn, "Times the line rate of every network card: what if the network were faster, or slower."});
+  read_network_profile(r, n.profile);
   r.list<NetworkConfig::FailedRail>(
       "failed_rails", n.failed_rails, {kOwn, "NICs that are down."},
       [](Reader& rail, NetworkConfig::FailedRail& f) {
@@ -559,15 +599,21 @@ void read_scenario(Reader& r, Scenario& s) {
                                    [](const PoolConfig& p) { return p.role == Role::decode; });
   s.transfer.full_hit_tokens =
       decode != s.pools.end() ? decode->engine.block_size : EngineConfig{}.block_size;
+  std::optional<NetworkProfile> profile;
+  r.ahead("network", [&](Reader& network) {
+    std::string path;
+    if (read_network_profile(network, path)) profile = measured_network(path, network.place("profile"));
+  });
+  const NetworkProfile* measured = profile ? &*profile : nullptr;
   r.object("transfer", {kVllm, "How KV moves from prefill to decode."}, [&](Reader& transfer) {
-    read_transfer(transfer, s.transfer);
+    read_transfer(transfer, s.transfer, measured);
     transfer.list<TransferPair>("pairs", s.transfer_pairs,
                                 {kOwn, "What differs between two pools: from, to and any key of transfer."},
-                                [](Reader& pair, TransferPair& p) {
+                                [measured](Reader& pair, TransferPair& p) {
                                   pair.inherit_from("/transfer");
                                   pair.text("from", p.from, {kRequired, "The prefill pool."});
                                   pair.text("to", p.to, {kRequired, "The decode pool."});
-                                  read_transfer(pair, p.transfer);
+                                  read_transfer(pair, p.transfer, measured, true);
                                 },
                                 {{}, {}, s.transfer});
   });

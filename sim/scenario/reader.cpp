@@ -450,6 +450,18 @@ void Reader::object(std::string_view key, const Row& row, const std::function<vo
   put_inner(key, found, row, inner);
 }
 
+std::string Reader::place(std::string_view key) const {
+  return document_->place(join_pointer(pointer_, key));
+}
+
+void Reader::ahead(std::string_view key, const std::function<void(Reader&)>& visit) const {
+  if (in_ == nullptr || !is(key, "object")) return;
+  Document unnoted = *document_;
+  Json unused;
+  Reader reader(unnoted, &(*in_)[std::string(key)], join_pointer(pointer_, key), unused);
+  visit(reader);
+}
+
 void Reader::list_row(std::string_view key, const Row& row, const std::function<void(Reader&)>& visit) {
   const Found found = find(key, row, "a list of objects");
   if (describes()) {

@@ -133,12 +133,17 @@ class Reader {
       if (!describes()) values.push_back(std::move(value));
     });
   }
+  /// Visits the object at `key` before its turn, for rows whose defaults depend on it: leaves no trace but
+  /// what `visit` takes, and refuses no unknown keys. Does nothing when there is no such object.
+  void ahead(std::string_view key, const std::function<void(Reader&)>& visit) const;
   /// An object whose keys are the aliases of the rows to come.
   void aliases(std::string_view key, const Row& row);
 
   /// All rows are done: refuses keys that none of them knows, then the lack of required ones.
   void finish();
   [[noreturn]] void fail(std::string_view key, std::string_view problem) const;
+  /// How errors at the key's value begin.
+  std::string place(std::string_view key) const;
 
  private:
   struct Found;  ///< a key's value, where it stands

@@ -148,6 +148,7 @@ struct NetworkConfig {
   std::int32_t nodes_per_leaf = 0;  ///< 0 = all nodes under one leaf
   double oversubscription = 1.0;    ///< leaf down-capacity over up-capacity
   double bandwidth_scale = 1.0;     ///< times the line rate of every network card
+  std::string profile;              ///< a path to a network profile, or empty: models/network_profile.hpp
   struct FailedRail {
     std::int32_t node = 0, gpu = 0, rail = 0;
   };

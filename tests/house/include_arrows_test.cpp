@@ -24,11 +24,11 @@ struct Folder {
   string_view name, may_include;
 };
 constexpr Folder kHouse[] = {
-    {"kernels", ""},  // reaches models through a file, never through a header
     {"sim/core", ""},
+    {"kernels", "sim/core"},  // reaches models through a file, never through a header
     {"traces", "sim/core"},
     {"models", "sim/core"},
-    {"sim/scenario", "sim/core traces"},  // of traces the names of the formats
+    {"sim/scenario", "sim/core traces models"},  // names of trace formats; a network profile's defaults
     {"sim/network", "sim/core"},
     {"sim/serving", "sim/core models"},
     {"sim/transfer", "sim/core sim/scenario sim/network"},  // READ or WRITE; the knobs of retention
@@ -36,7 +36,7 @@ constexpr Folder kHouse[] = {
     {"sim/metrics", "sim/core traces models sim/scenario"},
     {"sim/cluster",
      "sim/core traces models sim/scenario sim/network sim/serving sim/transfer sim/routing sim/metrics"},
-    {"tools", "sim traces models"},
+    {"tools", "sim traces models kernels"},
 };
 
 // Headers that cost seconds in every unit that sees them: .cpp files only.

@@ -175,7 +175,17 @@ TEST(FitCurve, ReturnsTheCoefficientsAndSparesGroups) {
   EXPECT_GT(curve.error.rows, 20);
   EXPECT_LT(curve.error.rows, static_cast<std::int64_t>(samples.size()) / 2);
   EXPECT_LT(curve.error.median_ape, 0.02);  // the ripple is 10 %
+  // A table of few rows holds each of them out once, and still learns the ripple.
+  plan.coarse = plan.grids;
+  Curve few;
+  fit_curve(few, plan, samples);
+  EXPECT_NEAR(few.regimes[0].flops_per_ns, 5e5, 0.1 * 5e5);
+  EXPECT_FALSE(few.correction.empty());
+  EXPECT_FALSE(few.in_sample);
+  EXPECT_EQ(few.error.rows, static_cast<std::int64_t>(samples.size()));
+  EXPECT_LT(few.error.median_ape, 0.02);
   // Without the grid the ripple stays.
+  plan.coarse.clear();
   plan.grids.clear();
   Curve plain;
   fit_curve(plain, plan, samples);

@@ -121,5 +121,39 @@ TEST(Efficiency, FindsFabricsByName) {
             "efa-v1, efa-v2, efa-v3, efa-v4, roce, tcp");
 }
 
+// What a measurement leaves out is shipped's share of the line, whatever line was measured; with shipped's
+// own figures nothing changes, not in the last bit.
+TEST(Efficiency, AMeasuredFabricKeepsWhatWasNotMeasured) {
+  const Fabric& shipped = find_fabric("efa-v3", 0, "test");
+  const std::vector<CurvePoint> write(shipped.write.begin(), shipped.write.end());
+  const std::vector<CurvePoint> read(shipped.read.begin(), shipped.read.end());
+  const auto same =
+      measured_fabric(shipped, {shipped.line, write, read, shipped.operations, shipped.latency, "x"});
+  const auto none = measured_fabric(shipped, {});
+  for (Bytes size = 512; size < 8 * 1024 * kKiB; size += 511) {
+    for (const Op op : {Op::read, Op::write}) {
+      ASSERT_EQ(efficiency(same->fabric, op, size), efficiency(shipped, op, size)) << size;
+      ASSERT_EQ(efficiency(none->fabric, op, size), efficiency(shipped, op, size)) << size;
+    }
+  }
+  EXPECT_EQ(none->fabric.latency, shipped.latency);
+
+  // One GPU's cards, an eighth of the machine's line; only WRITE was measured.
+  const auto part = measured_fabric(shipped, {50, {{32 * kKiB, 20}, {1024 * kKiB, 45}}, {}, 0, 9'000, "x"});
+  const Fabric& f = part->fabric;
+  EXPECT_DOUBLE_EQ(efficiency(f, Op::write, 1024 * kKiB), 45.0 / 50);
+  EXPECT_DOUBLE_EQ(efficiency(f, Op::write, 32 * kKiB), 20.0 / 50);
+  // 20 GB/s at 32 KiB are more operations than shipped's 97.11 of 400 at 64 KiB: they count, and the curve
+  // goes on to the left of its first point without a step.
+  EXPECT_DOUBLE_EQ(efficiency(f, Op::write, 16 * kKiB), 10.0 / 50);
+  EXPECT_DOUBLE_EQ(efficiency(f, Op::read, 1024 * kKiB), 303.78 / 400);
+  EXPECT_EQ(f.latency, 9'000);
+  EXPECT_EQ(f.label, "efa");
+  // A plateau alone: shipped's operations below it.
+  const auto plateau = measured_fabric(shipped, {50, {{1024 * kKiB, 40}}, {}, 0, 0, "x"});
+  EXPECT_DOUBLE_EQ(efficiency(plateau->fabric, Op::write, 32 * kKiB), 97.11 / 2 / 400);
+  EXPECT_DOUBLE_EQ(efficiency(plateau->fabric, Op::write, 512 * kKiB), 40.0 / 50);
+}
+
 }  // namespace
 }  // namespace pdsim

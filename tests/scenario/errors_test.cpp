@@ -81,7 +81,7 @@ TEST(ScenarioErrors, UnknownKeysSuggestTheNearest) {
       {R"({"slo": {"ttft_ms": {"p96": 3}}})", "/slo/ttft_ms/p96: unknown key (did you mean 'p90'?)"},
       {R"({"network": {"zzzzzzzzzzzz": 1}})",
        "/network/zzzzzzzzzzzz: unknown key, expected one of fabric, nodes_per_leaf, oversubscription, "
-       "bandwidth_scale, failed_rails"},
+       "bandwidth_scale, profile, failed_rails"},
       {R"({"workload": {"a/b~c": 1}})",
        "/workload/a~1b~0c: unknown key, expected one of trace, format, synthetic, concurrency, "
        "max_concurrency, time_scale, prompt_scale, sessions, "

@@ -27,6 +27,7 @@ void add_compare(CLI::App& app, Command& run);
 void add_describe(CLI::App& app, Command& run);
 void add_cost(CLI::App& app, Command& run);
 void add_fit(CLI::App& app, Command& run);
+void add_calibrate(CLI::App& app, Command& run);
 void add_trace(CLI::App& app, Command& run);
 void add_validate(CLI::App& app, Command& run);
 void add_validate_kernels(CLI::App& validate, Command& run);

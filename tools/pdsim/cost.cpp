@@ -16,6 +16,7 @@
 
 #include "models/attention.hpp"
 #include "models/collective.hpp"
+#include "models/copy.hpp"
 #include "models/gemm.hpp"
 #include "models/hardware.hpp"
 #include "models/model.hpp"
@@ -106,8 +107,9 @@ struct Answer {
   double us = 0;
   Regime regime = Regime::launch;
   bool extrapolated = false;
-  const Curve* curve = nullptr;   ///< none: a rule of thumb, or a whole step
+  const Curve* curve = nullptr;   ///< none: a rule of thumb, a copy, or a whole step
   std::vector<OpTime> operators;  ///< of a step
+  const CopyCurve* copy = nullptr;
 };
 
 struct Context {
@@ -115,8 +117,13 @@ struct Context {
   const Profile& profile;
 };
 
+/// Of a calibrated profile what the engine's kernel takes.
 Answer answer(const KernelTime& time, const CurveChoice& choice, bool outside) {
-  return {time.ns / 1e3, time.regime(), choice.stand_in || outside, choice.curve, {}};
+  return {time.ns / 1e3 * choice.curve->efficiency.factor,
+          time.regime(),
+          choice.stand_in || outside,
+          choice.curve,
+          {}};
 }
 
 double number(std::int64_t value) {
@@ -294,6 +301,25 @@ Answer dispatch_combine(const Arguments& in, const Context&) {
 }
 
 Answer kv_copy(const Arguments& in, const Context& on) {
+  const auto& values = in.values();
+  if (!values.contains("kind")) {
+    for (const char* key : {"run_bytes", "runs", "sms"}) {
+      if (values.contains(key))
+        throw InputError(in.at(key), "is of a measured copy: expected kind=... beside it");
+    }
+  } else {
+    if (values.contains("bytes"))
+      throw InputError(in.at("bytes"), "follow from run_bytes x runs where kind is given");
+    const CopyCurve& curve = find_copy(on.profile, in.text("kind"), in.at("kind"));
+    const auto sms = curve.range.find("sms");
+    const bool engine = sms == curve.range.end() || sms->second.most == 0;
+    const CopyShape shape{number(in.integer("run_bytes", 1)), number(in.integer("runs", 1)),
+                          engine ? number(in.integer("sms", 0, 0)) : number(in.integer("sms", 1))};
+    const KernelTime time = copy_time(curve, shape);
+    Answer result{time.ns / 1e3, time.regime(), !curve.holds(shape), nullptr, {}};
+    result.copy = &curve;
+    return result;
+  }
   const KernelTime time = stream_time(elementwise_fit(on.gpu), 2 * number(in.integer("bytes", 1)));
   return {time.ns / 1e3, time.regime(), true, nullptr, {}};
 }
@@ -389,7 +415,7 @@ const std::vector<Operation>& operations() {
        {"tokens", "hidden", "topk", "dtype", "ranks", "nodes", "fabric"},
        dispatch_combine,
        "tokens=128 hidden=7168 topk=8 ranks=16 nodes=2 fabric=efa-h100"},
-      {"kv-copy", {"bytes"}, kv_copy, "bytes=134217728"},
+      {"kv-copy", {"bytes", "kind", "run_bytes", "runs", "sms"}, kv_copy, "bytes=134217728"},
       {"step",
        {"model", "tp", "pp", "ep", "batch", "context", "prefill", "prefix", "weights_dtype", "kv_dtype"},
        step,
@@ -415,6 +441,15 @@ std::string as_json(const CostOptions& options, const Arguments& in, const Conte
                      {"dtype", name(result.curve->dtype)},
                      {"median_ape", result.curve->error.median_ape},
                      {"p90_ape", result.curve->error.p90_ape}};
+    const Curve& curve = *result.curve;
+    if (curve.origin == Origin::here) json["curve"]["engine_efficiency"] = curve.efficiency.factor;
+    if (curve.origin == Origin::own_kernel) json["curve"]["own_kernel"] = true;
+    if (curve.origin == Origin::taken) json["curve"]["taken_from"] = on.profile.calibration->engine;
+  }
+  if (result.copy != nullptr) {
+    json["copy"] = {{"kind", result.copy->kind},
+                    {"median_ape", result.copy->error.median_ape},
+                    {"p90_ape", result.copy->error.p90_ape}};
   }
   if (!result.operators.empty()) json["operators"] = nlohmann::ordered_json::array();
   for (const OpTime& op : result.operators) {
@@ -447,6 +482,23 @@ std::string as_text(const Context& on, const Answer& result) {
         e.rows == 0 ? "error not stated"
                     : fmt::format("median error {:.1f} %, p90 {:.1f} %", 100 * e.median_ape, 100 * e.p90_ape);
     out += fmt::format("curve: {} ({}), {}\n", result.curve->kernel, rows, error);
+    const Curve& curve = *result.curve;
+    if (curve.origin == Origin::here) {
+      out += fmt::format("measured here {:.1f} us x engine efficiency {:.3f} ({} anchors, spread {:.0f} %)\n",
+                         result.us / curve.efficiency.factor, curve.efficiency.factor,
+                         curve.efficiency.anchors, 100 * curve.efficiency.spread);
+    }
+    if (curve.origin == Origin::own_kernel) {
+      out += "own kernel, measured here: no engine's time of it is known\n";
+    }
+    if (curve.origin == Origin::taken) {
+      out += fmt::format("from {}: not measured here\n", on.profile.calibration->engine);
+    }
+  }
+  if (result.copy != nullptr) {
+    const CopyCurve& copy = *result.copy;
+    out += fmt::format("copy: {} ({} rows), median error {:.1f} %, p90 {:.1f} %\n", copy.kind, copy.rows,
+                       100 * copy.error.median_ape, 100 * copy.error.p90_ape);
   }
   return out;
 }

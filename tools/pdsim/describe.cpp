@@ -21,6 +21,7 @@
 
 #include "sim/cluster/transfer_plan.hpp"
 #include "sim/core/error.hpp"
+#include "sim/metrics/summary.hpp"
 #include "sim/scenario/releases.hpp"
 #include "tools/pdsim/commands.hpp"
 #include "tools/pdsim/options.hpp"
@@ -463,6 +464,7 @@ Json document(const ReplayOptions& options, const std::string& path) {
   for (const PoolPlan& pool : d.pools) pools.push_back(pool_json(pool, d.model));
   Json cost_model{{"profile", d.profile}};
   if (d.datasheet) cost_model["datasheet"] = true;
+  cost_model.update(cost_sources_json(d.sources));
   Json doc{{"schema", "pdsim.describe/1"}};
   if (is_hypothetical(s)) doc["hypothetical"] = true;
   doc.update({{"scenario", scenario},
@@ -473,8 +475,12 @@ Json document(const ReplayOptions& options, const std::string& path) {
               {"hand_overs", hand_overs_json(s, d, false)},
               {"read_backs", hand_overs_json(s, d, true)},
               {"placement", placement_json(d)},
-              {"links", links_json(d.topology)},
-              {"routes", routes_json(d)},
+              {"links", links_json(d.topology)}});
+  if (d.network) {
+    doc["network_profile"] = network_figures(*d.network);
+    doc["network_profile"]["sha256"] = d.network->sha256;
+  }
+  doc.update({{"routes", routes_json(d)},
               {"prices", prices_json(d, s.pricing)},
               {"releases", releases_json(releases_of(s))}});
   return doc;
@@ -656,6 +662,29 @@ constexpr PoolRow kPoolRows[] = {
     {"  prefill, 1 request", "/pools/{}/steps/prefill", step},
 };
 
+// Of a profile that was measured on a GPU here: whose time each operator has.
+void print_calibration(std::string& out, const Json& cost_model) {
+  const auto listed = [&](const char* key) {
+    std::string names;
+    for (const Json& name : cost_model[key]) {
+      names.append(names.empty() ? "" : ", ").append(name.get<std::string>());
+    }
+    return names;
+  };
+  std::string text = fmt::format("Calibrated here: {}.", listed("calibrated"));
+  const char* before = " Engine efficiency ";
+  for (const auto& [curve, factor] : cost_model["engine_efficiency"].items()) {
+    text += fmt::format("{}{} {:.2f}", before, curve, factor.get<double>());
+    before = ", ";
+  }
+  if (!cost_model["engine_efficiency"].empty()) text += '.';
+  if (!cost_model["own_kernel"].empty()) text += fmt::format(" Own kernels: {}.", listed("own_kernel"));
+  if (!cost_model["taken"].empty()) {
+    text += fmt::format(" From {}, not measured here: {}.", listed("engine"), listed("taken"));
+  }
+  wrap(out += "  ", 2, text);
+}
+
 void print_pools(std::string& out, const Json& doc) {
   const std::size_t pools = doc["pools"].size();
   bool extrapolated = false;
@@ -688,6 +717,7 @@ void print_pools(std::string& out, const Json& doc) {
                   extrapolated
                       ? " * = over a tenth of it lies outside what was measured; --json says which operators."
                       : ""));
+  if (doc["cost_model"].contains("calibrated")) print_calibration(out, doc["cost_model"]);
 }
 
 struct TransferRow {
@@ -785,6 +815,35 @@ void print_links(std::string& out, const Json& links) {
   for (const std::string& source : sources) wrap(out += "  ", 4, source);
 }
 
+// What an operator measured, and what pdsim's own figures stand in for.
+void print_network_profile(std::string& out, const Json& p) {
+  out += fmt::format("\nNetwork profile {}\n", p["name"]);
+  entry(out, "of",
+        fmt::format("{}{}{}", p["fabric"], p.contains("date") ? fmt::format(", {}", p["date"]) : "",
+                    p.contains("source") ? fmt::format(", {}", p["source"]) : ""));
+  for (const char* key : {"write", "read"}) {
+    if (!p.contains(key)) continue;
+    std::string points;
+    for (const Json& point : p[key]) {
+      points += fmt::format("{}{} {:.4g}", points.empty() ? "" : ", ", bytes(point["bytes"]),
+                            point["gb_per_s"].get<double>());
+    }
+    entry(out, fmt::format("{}, of {} GB/s", key, significant(p["line_gb_per_s"].get<double>())), points);
+  }
+  if (p.contains("operations_per_s"))
+    entry(out, "operations a second", significant(p["operations_per_s"].get<double>()));
+  if (p.contains("latency_us")) entry(out, "one way", fmt::format("{} us", p["latency_us"]));
+  if (p.contains("posting")) {
+    const Json& posting = p["posting"];
+    entry(out, "posting",
+          fmt::format("{}: {} us + {} us a descriptor", posting["backend"], posting["fixed_us"],
+                      posting["us_per_descriptor"]));
+  }
+  for (const auto& [key, text] : p["evidence"].items()) entry(out, fmt::format("{} by", key), plain(text));
+  for (const auto& [key, text] : p["not_told"].items())
+    entry(out, fmt::format("{}: pdsim's", key), plain(text));
+}
+
 void print_routes(std::string& out, const Json& routes) {
   if (!routes.empty()) out += "\nRoutes, one way\n";
   for (const Json& r : routes) {
@@ -866,6 +925,7 @@ std::string describe_text(const Json& doc) {
   print_hand_overs(out, doc);
   print_placement(out, doc["placement"]);
   print_links(out, doc["links"]);
+  if (doc.contains("network_profile")) print_network_profile(out, doc["network_profile"]);
   print_routes(out, doc["routes"]);
   print_prices(out, doc["prices"]);
   print_releases(out, doc["releases"]["features"]);

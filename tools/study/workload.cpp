@@ -143,6 +143,8 @@ RunContext context_of(const LoadedScenario& loaded, const Deployment& deployment
   context.profile = deployment.profile;
   context.profile_sha256 = deployment.profile_sha256;
   context.datasheet = deployment.datasheet;
+  context.sources = deployment.sources;
+  if (deployment.network) context.network_profile_sha256 = deployment.network->sha256;
   context.sets = options.sets;
   context.seed = loaded.scenario.seed;
   context.slo = loaded.scenario.slo;

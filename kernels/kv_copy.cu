@@ -1,0 +1,26 @@
+#include "kernels/kv_copy.hpp"
+
+#include <algorithm>
+
+#include "kernels/kv_copy.cuh"
+
+namespace pdsim::kernels {
+
+void launch_kv_copy(const KvCopy& copy, unsigned blocks, Stream stream) {
+  const std::uint32_t runs = copy.runs();
+  if (runs == 0) return;
+  const std::uint32_t runs_a_block = kKvCopyThreads / kv_copy_lanes(copy.run_bytes());
+  const unsigned useful = (runs + runs_a_block - 1) / runs_a_block;
+  launch(kv_copy, Launch{.grid = {std::min(blocks, useful)}, .block = {kKvCopyThreads}, .stream = stream},
+         copy);
+}
+
+void batch_copy(const Descriptors& copies, Stream stream) {
+  cudaMemcpyAttributes attributes{};
+  attributes.srcAccessOrder = cudaMemcpySrcAccessOrderStream;
+  std::size_t first = 0;  // of the copies that have these attributes: all
+  PDSIM_CUDA(cudaMemcpyBatchAsync(copies.to.data(), copies.from.data(), copies.bytes.data(), copies.to.size(),
+                                  &attributes, &first, 1, stream));
+}
+
+}  // namespace pdsim::kernels

@@ -1,0 +1,50 @@
+// Copies KV between two caches: gather, scatter, layout change, tensor-parallel reshard and block copy are
+// this one kernel with other layouts (kernels/kv_layout.cuh).
+//
+// A warp takes a run, or as many short ones as it has lanes for, 16 bytes a lane; on long runs each lane has
+// four loads under way before its first store, because a copy is as fast as what is in flight (Little's law).
+// Loads and stores pass by L1: nothing is read twice. The grid strides over the runs, so the number of blocks
+// bounds how many multiprocessors the copy takes from whoever else is running.
+#pragma once
+
+#include "kernels/device.cuh"
+#include "kernels/kv_layout.cuh"
+
+namespace pdsim::kernels {
+
+/// Threads of a block on the GPU: with one block a multiprocessor enough loads in flight. Any multiple of 32
+/// is right.
+inline constexpr unsigned kKvCopyThreads = 1024;
+
+/// Lanes that share a run: all 32, or for runs below 512 bytes the power of two that holds one.
+PDSIM_HOST_DEVICE std::uint32_t kv_copy_lanes(std::int64_t run_bytes) {
+  std::uint32_t lanes = 1;
+  while (lanes < 32 && lanes * 16 < run_bytes) lanes *= 2;
+  return lanes;
+}
+
+/// Any grid and block of one dimension. Requires a copy from make_copy.
+PDSIM_KERNEL void PDSIM_LAUNCH_BOUNDS(kKvCopyThreads, 1) kv_copy(KvCopy copy) {
+  constexpr std::uint32_t kInFlight = 4;
+  const std::uint32_t lanes = kv_copy_lanes(copy.run_bytes());
+  const std::uint32_t thread = blockIdx.x * blockDim.x + threadIdx.x;
+  const std::uint32_t lane = thread % lanes, takers = gridDim.x * blockDim.x / lanes;
+  const std::uint32_t runs = copy.runs();
+  for (std::uint32_t number = thread / lanes; number < runs; number += takers) {
+    const KvRun run = copy.run(number);
+    const auto* from = reinterpret_cast<const Vec16*>(run.from);
+    auto* to = reinterpret_cast<Vec16*>(run.to);
+    const auto end = static_cast<std::uint32_t>(run.bytes / 16);
+    std::uint32_t i = lane;
+    for (; i + (kInFlight - 1) * lanes < end; i += kInFlight * lanes) {
+      Vec16 held[kInFlight];
+      PDSIM_UNROLL
+      for (std::uint32_t j = 0; j < kInFlight; ++j) held[j] = load_streaming(from + i + j * lanes);
+      PDSIM_UNROLL
+      for (std::uint32_t j = 0; j < kInFlight; ++j) store_streaming(to + i + j * lanes, held[j]);
+    }
+    for (; i < end; i += lanes) store_streaming(to + i, load_streaming(from + i));
+  }
+}
+
+}  // namespace pdsim::kernels

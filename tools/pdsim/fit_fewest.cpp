@@ -1,0 +1,101 @@
+#include "tools/pdsim/fit_fewest.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <set>
+#include <utility>
+
+#include "models/fit/fewest.hpp"
+#include "sim/core/error.hpp"
+#include "tools/pdsim/commands.hpp"
+
+namespace pdsim {
+namespace {
+
+/// "attention-decode fp8 head_dim 128".
+std::string curve_name(const KernelRow& row) {
+  std::string text = fmt::format("{} {}", name(row.op), name(row.dtype));
+  if (row.op != CurveOp::gemm) text += fmt::format(" head_dim {}", row.at("head_dim"));
+  return text;
+}
+
+/// Rows of serving shapes, one table a curve; of several kernels the one with the most rows.
+std::map<std::string, KernelTable> by_curve(const std::string& path) {
+  const std::filesystem::path paths[] = {path};
+  KernelTable all = read_kernel_tables(paths);
+  merge_repeats(all);
+  std::map<std::string, std::map<std::uint16_t, std::size_t>> kernels;
+  for (const KernelRow& row : all.rows) {
+    if (serving_shape(row)) ++kernels[curve_name(row)][row.kernel];
+  }
+  std::map<std::string, KernelTable> tables;
+  for (const auto& entry : kernels) {  // named, since clang 14 captures no structured binding
+    const std::string& curve = entry.first;
+    const auto& counts = entry.second;
+    const auto most = std::max_element(counts.begin(), counts.end(),
+                                       [](const auto& a, const auto& b) { return a.second < b.second; });
+    KernelTable table = all;
+    table.copies.clear();
+    std::erase_if(table.rows, [&](const KernelRow& row) {
+      return !serving_shape(row) || row.kernel != most->first || curve_name(row) != curve;
+    });
+    tables.emplace(curve, std::move(table));
+  }
+  return tables;
+}
+
+}  // namespace
+
+int fit_fewest(const std::vector<std::string>& paths, const FewestFitOptions& options) {
+  std::map<std::string, std::vector<KernelTable>> curves;
+  for (const std::string& path : paths) {
+    for (auto& [curve, table] : by_curve(path)) curves[curve].push_back(std::move(table));
+  }
+  std::erase_if(curves, [&](const auto& curve) {
+    return !options.only.empty() &&
+           std::find(options.only.begin(), options.only.end(), curve.first) == options.only.end();
+  });
+  if (curves.empty()) {
+    throw InputError("--fewest", "no linear layers or attention of serving shapes in these tables");
+  }
+  std::set<std::string_view> axes;
+  std::vector<std::string_view> columns;
+  for (const auto& [curve, tables] : curves) {
+    for (const std::string_view axis : shape_axes(tables.front().rows.front().op)) {
+      if (axes.insert(axis).second) columns.push_back(axis);
+    }
+  }
+  std::string csv = fmt::format("op,dtype,{}\n", fmt::join(columns, ","));
+  FewestOptions search;
+  search.within = options.within / 100;
+  fmt::print("{:<36} {:<10} {:>6} {:>6} {:>12} {:>12}\n", "curve", "GPU", "rows", "shapes", "full, %",
+             "these, %");
+  for (const auto& [curve, tables] : curves) {
+    const Fewest found = fewest_shapes(tables, search);
+    for (const FewestLoss& loss : found.losses) {
+      fmt::print("{:<36} {:<10} {:>6} {:>6} {:>5.1f} {:>6.1f} {:>5.1f} {:>6.1f}\n", curve, loss.gpu,
+                 loss.rows, loss.shapes, 100 * loss.full.median_ape, 100 * loss.full.p90_ape,
+                 100 * loss.quick.median_ape, 100 * loss.quick.p90_ape);
+    }
+    const auto own = shape_axes(found.like.op);
+    for (const auto& shape : found.shapes) {
+      csv += fmt::format("{},{}", name(found.like.op), name(found.like.dtype));
+      for (const std::string_view axis : columns) {
+        const auto at = std::find(own.begin(), own.end(), axis);
+        csv += at == own.end() ? "," : fmt::format(",{}", shape[static_cast<std::size_t>(at - own.begin())]);
+      }
+      csv += '\n';
+    }
+  }
+  std::ofstream out(options.shapes, std::ios::binary);
+  out << csv;
+  if (!out.flush()) throw InputError(options.shapes, "cannot be written");
+  return kDone;
+}
+
+}  // namespace pdsim

@@ -1,0 +1,18 @@
+// pdsim fit --fewest: the shortest list of shapes that tells the curves of full tables.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace pdsim {
+
+struct FewestFitOptions {
+  std::string shapes;             ///< the CSV to write; empty: not asked for
+  double within = 2;              ///< percentage points
+  std::vector<std::string> only;  ///< "gemm bf16": curves to look at; empty: all
+};
+
+/// `tables`: one file or folder for each GPU. InputError: none, or no shapes in common.
+int fit_fewest(const std::vector<std::string>& tables, const FewestFitOptions& options);
+
+}  // namespace pdsim
