@@ -27,9 +27,8 @@ constexpr const char* kVersion = "pdsim " PDSIM_VERSION " (built without CUDA)";
 
 // In the order in which --help lists them.
 constexpr void (*kCommands[])(CLI::App&, Command&) = {
-    add_replay,   add_plan,  add_compare, add_sweep, add_merge,     add_thresholds,
-    add_describe, add_trace, add_cost,    add_fit,   add_calibrate, add_validate,
-    add_schema,
+    add_replay, add_plan, add_compare, add_sweep,     add_merge,    add_thresholds, add_describe,
+    add_trace,  add_cost, add_fit,     add_calibrate, add_validate, add_schema,
 };
 
 // One message, one line: what the terminal shows is also what a log keeps.
