@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "kernels/gemm.hpp"
+#include "kernels/gpu_module.hpp"
 #include "kernels/measure.hpp"
 #include "kernels/nvml.hpp"
 #include "kernels/problem.hpp"
@@ -255,6 +256,12 @@ Measurements calibrate(std::span<const Point> points, const Watch& watch, Mode m
     result.broken = (at == nullptr ? std::string("the peaks") : describe(*at)) + ": " + error.what();
   }
   return result;
+}
+
+extern "C" {
+/// What gpu_module() looks for.
+extern const GpuModule pdsim_gpu_module;
+const GpuModule pdsim_gpu_module = {find_gpu, device_name, calibrate};
 }
 
 }  // namespace pdsim::kernels

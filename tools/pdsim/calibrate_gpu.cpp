@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "kernels/calibrate.hpp"
+#include "kernels/gpu_module.hpp"
 #include "kernels/shapes.hpp"
 #include "kernels/tables.hpp"
 #include "models/calibration.hpp"
@@ -89,7 +90,7 @@ int dry_run(const std::vector<kernels::Point>& points) {
 void require_gpu() {
   std::string why;
 #ifdef PDSIM_CUDA_BUILD
-  if (kernels::find_gpu(why)) return;
+  if (kernels::gpu_module().find_gpu(why)) return;
   why = fmt::format("no GPU to measure ({})", why);
 #else
   why =
@@ -105,7 +106,7 @@ void require_gpu() {
 /// What follows is never reached without CUDA: require_gpu stands before it.
 std::string measured_device() {
 #ifdef PDSIM_CUDA_BUILD
-  return kernels::device_name();
+  return kernels::gpu_module().device_name();
 #else
   return "";
 #endif
@@ -114,7 +115,7 @@ std::string measured_device() {
 Measurements measure([[maybe_unused]] const std::vector<kernels::Point>& points,
                      [[maybe_unused]] const kernels::Watch& watch, [[maybe_unused]] kernels::Mode mode) {
 #ifdef PDSIM_CUDA_BUILD
-  return kernels::calibrate(points, watch, mode);
+  return kernels::gpu_module().calibrate(points, watch, mode);
 #else
   return {};
 #endif
