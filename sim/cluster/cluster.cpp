@@ -527,11 +527,17 @@ void Simulation::finish(std::uint32_t request, RequestStatus status, Reason reas
 // A request reaches an engine: prefill (or the only one) first, decode with the second leg.
 void Simulation::on_deliver(std::uint32_t request, std::uint32_t worker, bool second_leg) {
   ++messages_;
-  if (ended(request)) return;
+  // A prefill that decode did not wait for, and has outrun, computes all the same: nobody calls it off.
+  const bool outrun = ended(request);
+  if (given_up(request) || (outrun && second_leg)) return;
   last_progress_ = now();
   RequestRecord& record = result_.requests[request];
   const Request& r = trace_.requests[request];
   if (down_[worker] != 0) {
+    if (outrun) {
+      record.recomputed_tokens -= record.prompt_tokens;  // decode's was then the first and only computation
+      return;
+    }
     give_up(request, RequestStatus::failed, Reason::worker_lost);
     return;
   }
@@ -560,7 +566,7 @@ void Simulation::on_deliver(std::uint32_t request, std::uint32_t worker, bool se
     }
   } else {
     prefill_leg_[request] = id;
-    record.charge(Stage::router, now());
+    if (!outrun) record.charge(Stage::router, now());
     if (movement_of_[request] != kNone) {  // push
       movements_[movement_of_[request]].source = id;
       legs_[id].outgoing = movement_of_[request];

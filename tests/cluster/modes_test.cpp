@@ -322,6 +322,23 @@ TEST(Modes, TheConversationTrace) {
   }
 }
 
+// In request 3597 decode holds all but the last token and answers one: it is done before the prompt, long to
+// dispatch, reaches prefill, which nobody tells of it and which computes it all the same.
+TEST(Modes, PrefillThatDecodeHasOutrunComputesAllTheSame) {
+  const std::string path = PDSIM_SOURCE_DIR "/../shared/traces/conversation_trace.jsonl";
+  if (!std::filesystem::exists(path)) GTEST_SKIP() << "no " << path;
+  Trace trace = read_trace(path, "mooncake");
+  trace.requests.resize(4000);
+  const std::string file = std::string(PDSIM_SOURCE_DIR "/scenarios/mooncake-8p8d-h200.json");
+  for (const char* mode : {"push", "push_layerwise", "push_progressive"}) {
+    SCOPED_TRACE(mode);
+    const Sets sets = {std::string("transfer.mode=").append(mode)};
+    const Outcomes o = run_loaded(load_scenario(file, sets), trace);
+    expect_conserved(o, trace);
+    EXPECT_EQ(count(o.run, RequestStatus::completed), 4000u);
+  }
+}
+
 // Random clusters under pressure: pools of a few prompts, tiny batches, leases that run out, heads that are
 // split, pools on one node. Whatever comes of the requests, everything is conserved, and runs are as step
 // by step.
