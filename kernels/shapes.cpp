@@ -32,22 +32,15 @@ constexpr std::string_view kCopyNames[] = {"pdsim-gather", "pdsim-scatter", "pds
 constexpr std::int64_t kRows[] = {1,   2,    3,    4,    6,    8,    12,   16,   24,  32,  48,
                                   64,  96,   128,  129,  160,  192,  256,  257,  384, 512, 640,
                                   768, 1024, 1536, 2048, 2049, 3072, 4096, 6144, 8192};
-constexpr std::int64_t kQuickRows[] = {1, 8, 32, 64, 128, 192, 256, 512, 1024, 2048, 8192};
 
 constexpr std::int64_t kPrefillTokens[] = {16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384};
 constexpr std::int64_t kPrefixes[] = {0, 4096, 32768, 131072};
 constexpr std::int64_t kRequests[] = {1, 4};
-constexpr std::int64_t kQuickPrefillTokens[] = {128, 1024, 4096};
-constexpr std::int64_t kQuickPrefixes[] = {0, 4096, 32768};
-constexpr std::int64_t kQuickRequests[] = {1, 4};
 
 constexpr std::int64_t kBatches[] = {1, 4, 16, 64, 128, 256};
 constexpr std::int64_t kContexts[] = {128, 256, 1024, 2048, 4096, 16384, 65536, 131072};
-constexpr std::int64_t kQuickBatches[] = {1, 16, 128};
-constexpr std::int64_t kQuickContexts[] = {256, 2048, 16384, 65536};
 
 constexpr std::int64_t kMoeTokens[] = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192};
-constexpr std::int64_t kQuickMoeTokens[] = {1, 8, 64, 512, 4096};
 
 constexpr std::int64_t kRuns[] = {1, 4, 16, 64, 256, 1024, 4096};
 constexpr std::int64_t kQuickRuns[] = {1, 16, 256};
@@ -69,68 +62,50 @@ constexpr std::int64_t kMostCopied = 256 * kMiB;  // by descriptors
 // [rows, n, k] of the multiplication beside a copy: bound by arithmetic, and by memory.
 constexpr std::int64_t kBeside[][3] = {{4096, 8192, 8192}, {64, 8192, 8192}};
 
-/// The grids of a list, and the seconds for each of its points. The full one is about an hour for the models
-/// that are measured by default.
+/// What a list has that is not the models'.
 struct Grid {
-  Sizes rows, tokens, prefixes, requests, batches, contexts, moe_tokens, runs, descriptors, sms, page_runs,
-      head_runs;
-  std::int64_t most_cache = 0, most_pairs = 0;  ///< bytes of KV; query-key pairs of all heads
-  double gemm_s = 0, attention_s = 0, moe_s = 0, copy_s = 0, interference_s = 0;
+  Sizes runs, descriptors, sms, page_runs, head_runs;         ///< of copies
+  double gemm_s, attention_s, moe_s, copy_s, interference_s;  ///< for each point
 };
 
-const Grid kFull = {kRows,
-                    kPrefillTokens,
-                    kPrefixes,
-                    kRequests,
-                    kBatches,
-                    kContexts,
-                    kMoeTokens,
-                    kRuns,
-                    kDescriptorBytes,
-                    kMultiprocessors,
-                    kPageRuns,
-                    kHeadRuns,
-                    8 * kGiB,
-                    std::int64_t{1} << 37,
-                    0.3,
-                    0.5,
-                    2.0,
-                    0.5,
-                    5.0};
-const Grid kQuick = {kQuickRows,
-                     kQuickPrefillTokens,
-                     kQuickPrefixes,
-                     kQuickRequests,
-                     kQuickBatches,
-                     kQuickContexts,
-                     kQuickMoeTokens,
-                     kQuickRuns,
-                     kQuickDescriptorBytes,
-                     kQuickMultiprocessors,
-                     kQuickPageRuns,
-                     kQuickHeadRuns,
-                     2 * kGiB,
-                     std::int64_t{1} << 34,
-                     0.15,
-                     0.25,
-                     0.5,
-                     0.2,
-                     1.0};
+/// About an hour for the models that are measured by default.
+constexpr Grid kFull = {kRuns, kDescriptorBytes, kMultiprocessors, kPageRuns, kHeadRuns, 0.3, 0.5, 2.0, 0.5,
+                        5.0};
+constexpr Grid kQuick = {kQuickRuns,
+                         kQuickDescriptorBytes,
+                         kQuickMultiprocessors,
+                         kQuickPageRuns,
+                         kQuickHeadRuns,
+                         0.1,
+                         0.2,
+                         0.5,
+                         0.15,
+                         1.0};
+
+constexpr std::int64_t kMostCache = 8 * kGiB;               // bytes of KV
+constexpr std::int64_t kMostPairs = std::int64_t{1} << 37;  // query-key pairs of all heads
 
 class List {
  public:
-  List(const ModelShapes& models, bool quick)
-      : models_(models), quick_(quick), grid_(quick ? kQuick : kFull) {}
+  explicit List(const Grid& grid) : grid_(grid) {}
 
-  std::vector<Point> points() {
-    gemm();
-    prefill();
-    decode();
-    latent_decode();
-    moe();
+  std::vector<Point> of(const ModelShapes& models) {
+    gemm(models.linear);
+    const std::vector<Heads> heads = able(models.attention);
+    prefill(heads);
+    decode(heads);
+    latent_decode(models.latent_heads);
+    moe(models.experts);
     copies();
     interference();
-    if (quick_) squeeze();
+    return std::move(points_);
+  }
+
+  std::vector<Point> of(std::span<const Point> shapes) {
+    for (const Point& shape : shapes) add(shape.op, shape.format, shape.shape, seconds_of(shape.op));
+    copies();
+    interference();
+    squeeze();
     return std::move(points_);
   }
 
@@ -141,57 +116,43 @@ class List {
     if (std::find(points_.begin(), points_.end(), point) == points_.end()) points_.push_back(point);
   }
 
-  /// Many models make many points: then each has less time.
+  double seconds_of(Op op) const {
+    return op == Op::gemm ? grid_.gemm_s : op == Op::moe ? grid_.moe_s : grid_.attention_s;
+  }
+
+  /// Many shapes: then each has less time.
   void squeeze() {
     const double share = kQuickSeconds / budget_seconds(points_);
     if (share >= 1) return;
     for (Point& point : points_) point.budget_s *= share;
   }
 
-  void gemm() {
-    for (const Format format : {Format::bf16, Format::fp8}) {
-      for (const LinearLayer& layer : layers()) {
-        for (const std::int64_t m : grid_.rows) add(Op::gemm, format, {m, layer.n, layer.k}, grid_.gemm_s);
+  void gemm(std::span<const LinearLayer> layers) {
+    for (const Format format : kFormats) {
+      for (const LinearLayer& layer : layers) {
+        if (layer.n % kAligned != 0 || layer.k % kAligned != 0) continue;
+        for (const std::int64_t m : kRows) add(Op::gemm, format, {m, layer.n, layer.k}, grid_.gemm_s);
       }
     }
   }
 
-  /// All, or of those in order of size kQuickLayers at equal distances, the first and the last among them.
-  std::vector<LinearLayer> layers() const {
-    std::vector<LinearLayer> all;
-    for (const LinearLayer& layer : models_.linear) {
-      if (layer.n % kAligned == 0 && layer.k % kAligned == 0) all.push_back(layer);
-    }
-    const auto before = [](const LinearLayer& a, const LinearLayer& b) {
-      return a.n * a.k != b.n * b.k ? a.n * a.k < b.n * b.k : a.n < b.n;
-    };
-    std::sort(all.begin(), all.end(), before);
-    const auto same = [](const LinearLayer& a, const LinearLayer& b) { return a.n == b.n && a.k == b.k; };
-    all.erase(std::unique(all.begin(), all.end(), same), all.end());
-    if (!quick_ || all.size() <= kQuickLayers) return all;
-    std::vector<LinearLayer> some;
-    for (std::size_t i = 0; i < kQuickLayers; ++i)
-      some.push_back(all[i * (all.size() - 1) / (kQuickLayers - 1)]);
-    return some;
-  }
-
-  std::vector<Heads> heads() const {
+  static std::vector<Heads> able(std::span<const Heads> all) {
     std::vector<Heads> able;
-    for (const Heads& h : models_.attention) {
+    for (const Heads& h : all) {
       if ((h.head_dim == 64 || h.head_dim == 128) && h.heads % h.kv_heads == 0 && h.heads / h.kv_heads <= 16)
         able.push_back(h);
     }
     return able;
   }
 
-  void prefill() {
-    for (const Heads& h : heads()) {
-      for (const std::int64_t tokens : grid_.tokens) {
-        for (const std::int64_t prefix : grid_.prefixes) {
-          for (const std::int64_t requests : grid_.requests) {
+  void prefill(std::span<const Heads> heads) {
+    for (const Heads& h : heads) {
+      for (const std::int64_t tokens : kPrefillTokens) {
+        for (const std::int64_t prefix : kPrefixes) {
+          for (const std::int64_t requests : kRequests) {
             const std::int64_t keys = requests * (tokens + prefix);
-            if (4 * keys * h.kv_heads * h.head_dim > grid_.most_cache) continue;
-            if (tokens * keys * h.heads > grid_.most_pairs) continue;
+            if (4 * keys * h.kv_heads * h.head_dim > kMostCache) continue;
+            if (tokens * keys * h.heads > kMostPairs) continue;
             add(Op::attention_prefill, Format::bf16,
                 {tokens, prefix, requests, h.heads, h.kv_heads, h.head_dim}, grid_.attention_s);
           }
@@ -200,13 +161,13 @@ class List {
     }
   }
 
-  void decode() {
-    for (const Format format : {Format::bf16, Format::fp8}) {
+  void decode(std::span<const Heads> heads) {
+    for (const Format format : kFormats) {
       const std::int64_t pair_bytes = format == Format::bf16 ? 4 : 2;  // an element of K and one of V
-      for (const Heads& h : heads()) {
-        for (const std::int64_t batch : grid_.batches) {
-          for (const std::int64_t context : grid_.contexts) {
-            if (pair_bytes * batch * context * h.kv_heads * h.head_dim > grid_.most_cache) continue;
+      for (const Heads& h : heads) {
+        for (const std::int64_t batch : kBatches) {
+          for (const std::int64_t context : kContexts) {
+            if (pair_bytes * batch * context * h.kv_heads * h.head_dim > kMostCache) continue;
             add(Op::attention_decode, format, {batch, context, h.heads, h.kv_heads, h.head_dim},
                 grid_.attention_s);
           }
@@ -215,21 +176,21 @@ class List {
     }
   }
 
-  void latent_decode() {
-    for (const std::int64_t heads : models_.latent_heads) {
+  void latent_decode(std::span<const std::int64_t> latent_heads) {
+    for (const std::int64_t heads : latent_heads) {
       if (heads % kLatentHeads != 0) continue;
-      for (const std::int64_t batch : grid_.batches) {
-        for (const std::int64_t context : grid_.contexts) {
-          if (batch * context * kLatentRow > grid_.most_cache) continue;
+      for (const std::int64_t batch : kBatches) {
+        for (const std::int64_t context : kContexts) {
+          if (batch * context * kLatentRow > kMostCache) continue;
           add(Op::mla_decode, Format::bf16, {batch, context, heads}, grid_.attention_s);
         }
       }
     }
   }
 
-  void moe() {
-    for (const Experts& e : models_.experts) {
-      for (const std::int64_t tokens : grid_.moe_tokens) {
+  void moe(std::span<const Experts> experts) {
+    for (const Experts& e : experts) {
+      for (const std::int64_t tokens : kMoeTokens) {
         add(Op::moe, Format::bf16, {tokens, e.hidden, e.intermediate, e.experts, e.topk, e.tp, e.ep},
             grid_.moe_s);
       }
@@ -268,8 +229,6 @@ class List {
     }
   }
 
-  const ModelShapes& models_;
-  bool quick_;
   const Grid& grid_;
   std::vector<Point> points_;
 };
@@ -311,8 +270,12 @@ std::string describe(const Point& point) {
   return text;
 }
 
-std::vector<Point> plan(const ModelShapes& models, bool quick) {
-  return List(models, quick).points();
+std::vector<Point> full_plan(const ModelShapes& models) {
+  return List(kFull).of(models);
+}
+
+std::vector<Point> quick_plan(std::span<const Point> shapes) {
+  return List(kQuick).of(shapes);
 }
 
 std::vector<std::int64_t> balanced_rows(std::int64_t tokens, const Experts& experts) {
@@ -344,6 +307,14 @@ double budget_seconds(std::span<const Point> points) {
   double seconds = 0;
   for (const Point& point : points) seconds += point.budget_s;
   return seconds;
+}
+
+double share_of_budget(std::span<const Point> points, std::size_t next, double elapsed_s, double granted_s,
+                       double limit_s) {
+  constexpr double kLeast = 0.1;
+  const double before = budget_seconds(points.first(next)), due = budget_seconds(points.subspan(next));
+  const double beside = before > 0 ? std::max(0.0, elapsed_s - granted_s) / before : 0;
+  return std::clamp((limit_s - elapsed_s - beside * due) / due, kLeast, 1.0);
 }
 
 }  // namespace pdsim::kernels

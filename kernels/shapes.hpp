@@ -6,8 +6,11 @@
 // them; the caller brings them, because kernels/ knows no models. The sizes that vary while serving (rows,
 // tokens, contexts, runs) are the grids in shapes.cpp.
 //
-// Invariants: no point twice; the points of a quick list are shapes that a full list of the same models holds
-// too; axes have the names and the order of pdsim's own tables (models/kernel_table.hpp; a test compares).
+// A quick list has, in place of the models' layers, the fewest shapes that tell a curve. The caller brings
+// those too: they were found from whole tables of several GPUs (models/quick-shapes.csv).
+//
+// Invariants: no point twice; axes have the names and the order of pdsim's own tables
+// (models/kernel_table.hpp; a test compares).
 #pragma once
 
 #include <array>
@@ -39,6 +42,7 @@ inline constexpr std::size_t kMostAxes = 8;
 
 /// Of weights (gemm, moe) or KV cache (attention, copies).
 enum class Format : std::uint8_t { bf16, fp8 };
+inline constexpr Format kFormats[] = {Format::bf16, Format::fp8};
 std::string_view name(Format format);
 
 /// The ways to copy. The first five are one kernel that runs on `sms` multiprocessors, and their runs follow
@@ -100,10 +104,13 @@ struct ModelShapes {
   std::vector<Experts> experts;
 };
 
-/// The points of a quick list (a budget of kQuickSeconds in all) or a full one. Only head sizes that the
-/// kernels have (64 and 128), at most 16 query heads a KV head, and caches of at most a few GiB are listed.
-/// The quick one takes of the models' linear layers kQuickLayers, spread evenly over their sizes.
-std::vector<Point> plan(const ModelShapes& models, bool quick);
+/// The points of a full list. Only head sizes that the kernels have (64 and 128), at most 16 query heads a KV
+/// head, and caches of at most 8 GiB are listed.
+std::vector<Point> full_plan(const ModelShapes& models);
+
+/// Those of a quick list: `shapes`, of operations on models' layers and without budgets, and a few copies,
+/// with a budget of kQuickSeconds in all.
+std::vector<Point> quick_plan(std::span<const Point> shapes);
 
 /// Rows that each expert of a rank has under balanced routing, those without left out: tokens x topk / ep,
 /// rounded up, dealt out one by one.
@@ -116,8 +123,15 @@ std::vector<Point> check_points();
 /// Sum of the points' budgets: the longest that sampling can take.
 double budget_seconds(std::span<const Point> points);
 
-/// Of three minutes; what is left is for set-up, checks and the fit.
-inline constexpr double kQuickSeconds = 110;
-inline constexpr std::size_t kQuickLayers = 8;
+/// The share of its budget that point `next` may use so that the list ends `limit_s` after its begin:
+/// `elapsed_s` have passed, of which the points before were granted `granted_s` for sampling; what set-up and
+/// checks took beyond that they will go on to take, in proportion to budgets. At most 1, and at least a
+/// tenth, however late it is.
+double share_of_budget(std::span<const Point> points, std::size_t next, double elapsed_s, double granted_s,
+                       double limit_s);
+
+/// Of three minutes; what is left is for set-up, checks and the fit. Where that is too little, points are
+/// given less so that all have been measured after kQuickLimitSeconds.
+inline constexpr double kQuickSeconds = 100, kQuickLimitSeconds = 160;
 
 }  // namespace pdsim::kernels

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <iterator>
 #include <limits>
 #include <set>
 #include <utility>
@@ -44,32 +45,14 @@ std::uint64_t mixed(std::uint64_t x) {
   return x ^ x >> 33;
 }
 
-/// Squared distance in octaves.
-double apart(const Shape& a, const Shape& b) {
-  double sum = 0;
-  for (std::size_t i = 0; i < a.size(); ++i) {
-    const double gap = octave(std::max(a[i], 1.0)) - octave(std::max(b[i], 1.0));
-    sum += gap * gap;
-  }
-  return sum;
-}
-
 /// A table and what its list is judged on.
 struct Judged {
   const KernelTable* table;
   std::vector<KernelRow> rows;  ///< some of the table's, enough for a median
-  double full = 0;              ///< median error of the full fit
-
-  /// What the list costs in median error; and a tenth of the 90th percentile besides, which the median does
-  /// not see.
-  double loss(const std::set<Shape>& shapes) const {
-    const Accuracy quick = accuracy_of(errors_of(fitted(only(*table, shapes)), *table, rows));
-    return quick.median_ape - full + 0.1 * quick.p90_ape;
-  }
+  Accuracy full;                ///< of the full fit
 };
 
-constexpr std::size_t kFirst = 16;  // as many as a curve has coefficients, and some to tell grids apart
-constexpr std::size_t kJudged = 700;
+constexpr std::size_t kJudged = 3000;
 
 class Search {
  public:
@@ -83,94 +66,91 @@ class Search {
       } else {
         std::erase_if(common, [&](const Shape& shape) { return !shapes.contains(shape); });
       }
-      Judged judged{&table, {}, 0};
-      const std::size_t stride = table.rows.size() / kJudged + 1;
-      for (std::size_t i = 0; i < table.rows.size(); i += stride) judged.rows.push_back(table.rows[i]);
-      judged.full = accuracy_of(errors_of(fitted(table), table, judged.rows)).median_ape;
+      Judged judged{&table, {}, {}};
+      for (std::size_t i = 0; i < table.rows.size(); ++i) {  // at random: tables have shapes in order
+        if (mixed(i) % table.rows.size() < kJudged) judged.rows.push_back(table.rows[i]);
+      }
+      judged.full = accuracy_of(errors_of(fitted(table), table, judged.rows));
       judged_.push_back(std::move(judged));
     }
     candidates_.assign(common.begin(), common.end());
   }
 
   std::vector<Shape> run() {
+    const std::size_t most = std::min(options_.most, candidates_.size());
+    std::set<Shape> list;
     for (const Shape& shape : options_.start) {
-      if (std::binary_search(candidates_.begin(), candidates_.end(), shape)) take(shape);
+      if (std::binary_search(candidates_.begin(), candidates_.end(), shape)) list.insert(shape);
     }
-    if (list_.empty()) spread();
-    while (list_.size() < std::min(options_.most, candidates_.size()) && grow()) {
+    if (list.empty()) lengthen(list, std::min(options_.first, most));
+    Loss best = loss_of(list, std::numeric_limits<double>::infinity());
+    while (true) {
+      for (std::size_t i = 0; i < options_.tries && best.furthest > options_.within; ++i) {
+        const std::set<Shape> changed = exchange(list);
+        const Loss loss = loss_of(changed, best.sum);
+        if (loss.sum >= best.sum) continue;
+        best = loss;
+        list = changed;
+      }
+      if (best.furthest <= options_.within || list.size() >= most) break;
+      lengthen(list, std::min(most, list.size() + list.size() / 8 + 1));
+      best = loss_of(list, std::numeric_limits<double>::infinity());
     }
-    return list_;
+    return {list.begin(), list.end()};
   }
 
  private:
-  void take(const Shape& shape) {
-    list_.push_back(shape);
-    set_.insert(shape);
-  }
+  struct Loss {
+    double sum = 0;       ///< what is made smaller
+    double furthest = 0;  ///< of the tables
+  };
 
-  /// Each as far from the others as can be.
-  void spread() {
-    if (candidates_.empty()) return;
-    take(candidates_[mixed(1) % candidates_.size()]);
-    std::vector<double> nearest(candidates_.size(), std::numeric_limits<double>::infinity());
-    while (list_.size() < std::min({kFirst, options_.most, candidates_.size()})) {
-      std::size_t furthest = 0;
-      for (std::size_t i = 0; i < candidates_.size(); ++i) {
-        nearest[i] = std::min(nearest[i], apart(candidates_[i], list_.back()));
-        if (nearest[i] > nearest[furthest]) furthest = i;
-      }
-      take(candidates_[furthest]);
-    }
-  }
-
-  /// Adds a shape; false when the list is good enough without one.
-  bool grow() {
-    std::vector<std::pair<double, Shape>> error;  // the worst predicted come last
-    bool good = true;
+  /// Over the tables: what the list costs, the more so beyond the margin. Gives up where it is more than
+  /// `enough`.
+  Loss loss_of(const std::set<Shape>& list, double enough) const {
+    constexpr double kBeyond = 5;
+    Loss loss{0, -std::numeric_limits<double>::infinity()};
     for (const Judged& judged : judged_) {
-      const std::vector<double> errors =
-          errors_of(fitted(only(*judged.table, set_)), *judged.table, judged.rows);
-      for (std::size_t i = 0; i < errors.size(); ++i) {
-        error.emplace_back(std::abs(std::log1p(std::max(errors[i], -0.99))), judged.rows[i].shape);
+      const Accuracy quick =
+          accuracy_of(errors_of(fitted(only(*judged.table, list)), *judged.table, judged.rows));
+      for (const double lost :
+           {quick.median_ape - judged.full.median_ape, (quick.p90_ape - judged.full.p90_ape) / kFewestTail}) {
+        loss.furthest = std::max(loss.furthest, lost);
+        loss.sum += lost + kBeyond * std::max(0.0, lost - options_.within);
       }
-      good = good && accuracy_of(errors).median_ape <= judged.full + options_.within;
+      if (loss.sum >= enough) break;
     }
-    if (good) return false;
-    std::erase_if(error, [&](const auto& each) {
-      return set_.contains(each.second) ||
-             !std::binary_search(candidates_.begin(), candidates_.end(), each.second);
-    });
-    if (error.empty()) return false;  // all that is judged is in the list
-    std::sort(error.begin(), error.end());
-    double least = std::numeric_limits<double>::infinity();
-    Shape best = error.back().second;
-    for (std::size_t c = 0; c < options_.candidates; ++c) {
-      const std::size_t half = error.size() / 2, from = c % 2 == 0 ? half : 0;
-      const Shape& shape =
-          error[from + mixed(++salt_) % std::max<std::size_t>(error.size() - half, 1)].second;
-      std::set<Shape> trial = set_;
-      trial.insert(shape);
-      double sum = 0;
-      for (const Judged& judged : judged_) sum += judged.loss(trial);
-      if (sum >= least) continue;
-      least = sum;
-      best = shape;
-    }
-    take(best);
-    return true;
+    return loss;
+  }
+
+  std::size_t below(std::size_t end) { return mixed(++draws_) % end; }
+
+  void lengthen(std::set<Shape>& list, std::size_t size) {
+    while (list.size() < size) list.insert(candidates_[below(candidates_.size())]);
+  }
+
+  std::set<Shape> exchange(std::set<Shape> list) {
+    const std::size_t size = list.size();
+    for (std::size_t i = below(std::min<std::size_t>(3, size)) + 1; i > 0; --i)
+      list.erase(std::next(list.begin(), static_cast<std::ptrdiff_t>(below(list.size()))));
+    lengthen(list, size);
+    return list;
   }
 
   const FewestOptions options_;
   std::vector<Judged> judged_;
-  std::vector<Shape> candidates_, list_;
-  std::set<Shape> set_;
-  std::uint64_t salt_ = 0;
+  std::vector<Shape> candidates_;
+  std::uint64_t draws_ = 0;
 };
 
 }  // namespace
 
 bool serving_shape(const KernelRow& row) {
-  if (row.op == CurveOp::gemm) return row.at("n") >= 1024 && row.at("k") >= 1024 && row.at("m") <= 8192;
+  if (row.op == CurveOp::gemm) {
+    const double m = row.at("m"), n = row.at("n"), k = row.at("k");
+    return n >= 1024 && k >= 1024 && n * k <= 0x1p29 && m <= 8192 && m * n * k <= 0x1p41;
+  }
+  if (row.op == CurveOp::moe) return row.at("routing") == 0 && row.at("tokens") <= 8192;
   if (row.op != CurveOp::attention_prefill && row.op != CurveOp::attention_decode) return false;
   const double kv_heads = row.at("kv_heads"), group = row.at("heads") / kv_heads;
   if (kv_heads > 8 || (group != 4 && group != 8 && group != 16) || row.at("window") != 0) return false;

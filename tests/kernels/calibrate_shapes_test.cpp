@@ -1,6 +1,6 @@
 // Theory of the list. Every point is one that a kernel here can run and that means what its axes say; none
-// comes twice; a quick list is part of the full one and fits its budget; and what a point is said to ask of
-// the GPU is the textbook's count.
+// comes twice; a quick list fits its budget; and what a point is said to ask of the GPU is the textbook's
+// count.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -38,67 +38,94 @@ std::vector<Point> of(const std::vector<Point>& all, Op op) {
   return some;
 }
 
-TEST(CalibrateShapes, NoPointComesTwiceAndTheQuickOnesAreAmongTheFull) {
-  std::set<std::string> full;
-  for (const Point& point : plan(models(), false))
-    EXPECT_TRUE(full.insert(describe(point)).second) << describe(point);
-  std::set<std::string> quick;
-  for (const Point& point : plan(models(), true)) {
-    EXPECT_TRUE(quick.insert(describe(point)).second) << describe(point);
-    EXPECT_TRUE(full.contains(describe(point))) << describe(point);
-    EXPECT_GT(point.budget_s, 0);
+/// As a list of the fewest shapes has them.
+std::vector<Point> few() {
+  return {{Op::gemm, Format::fp8, Copy::gather, {64, 1024, 5120}, 0},
+          {Op::attention_prefill, Format::bf16, Copy::gather, {128, 0, 2, 16, 2, 128}, 0},
+          {Op::attention_decode, Format::bf16, Copy::gather, {16, 2048, 16, 2, 64}, 0},
+          {Op::mla_decode, Format::bf16, Copy::gather, {16, 2048, 32}, 0},
+          {Op::moe, Format::bf16, Copy::gather, {64, 4096, 1536, 128, 8, 4, 1}, 0}};
+}
+
+TEST(CalibrateShapes, NoPointComesTwiceAndEveryOperationComes) {
+  std::vector<Point> twice = few();
+  twice.push_back(twice.front());
+  for (const std::vector<Point>& all : {full_plan(models()), quick_plan(twice)}) {
+    std::set<std::string> seen;
+    for (const Point& point : all) {
+      EXPECT_TRUE(seen.insert(describe(point)).second) << describe(point);
+      EXPECT_GT(point.budget_s, 0);
+    }
+    for (const Op op : kOps) EXPECT_FALSE(of(all, op).empty()) << name(op);
   }
-  for (const Op op : kOps) EXPECT_FALSE(of(plan(models(), true), op).empty()) << name(op);
+}
+
+// The shapes of a quick list are those it was given, and its copies some of a full list's.
+TEST(CalibrateShapes, AQuickListIsTheGivenShapesAndSomeCopies) {
+  std::set<std::string> full;
+  for (const Point& point : full_plan(models())) full.insert(describe(point));
+  const std::vector<Point> quick = quick_plan(few());
+  for (std::size_t i = 0; i < few().size(); ++i) EXPECT_EQ(describe(quick[i]), describe(few()[i]));
+  for (std::size_t i = few().size(); i < quick.size(); ++i) {
+    EXPECT_TRUE(quick[i].op == Op::kv_copy || quick[i].op == Op::interference);
+    EXPECT_TRUE(full.contains(describe(quick[i]))) << describe(quick[i]);
+  }
 }
 
 TEST(CalibrateShapes, TheQuickListFitsItsBudget) {
-  const std::vector<Point> quick = plan(models(), true);
-  EXPECT_LE(budget_seconds(quick), kQuickSeconds);
+  EXPECT_LT(budget_seconds(quick_plan(few())), kQuickSeconds);
   EXPECT_LE(kQuickSeconds, 120);
-  ModelShapes many = models();  // more models, less time for each point
-  for (std::int64_t heads = 1; heads <= 16; ++heads) many.attention.push_back({8 * heads, 8, 128});
-  EXPECT_NEAR(budget_seconds(plan(many, true)), kQuickSeconds, 1e-6);
+  std::vector<Point> many;  // more shapes, less time for each point
+  for (std::int64_t m = 1; m <= 2000; ++m)
+    many.push_back({Op::gemm, Format::bf16, Copy::gather, {m, 1024, 1024}, 0});
+  const std::vector<Point> quick = quick_plan(many);
+  EXPECT_NEAR(budget_seconds(quick), kQuickSeconds, 1e-6);
   double sum = 0;
   for (const Point& point : quick) sum += point.budget_s;
   EXPECT_DOUBLE_EQ(sum, budget_seconds(quick));
 }
 
-TEST(CalibrateShapes, OnlyWhatTheKernelsAreMadeFor) {
-  for (const bool quick : {false, true}) {
-    const std::vector<Point> all = plan(models(), quick);
-    for (const Point& p : of(all, Op::gemm)) {
-      EXPECT_EQ(p.at("n") % 16, 0);
-      EXPECT_EQ(p.at("k") % 16, 0);
-    }
-    for (const Op op : {Op::attention_prefill, Op::attention_decode}) {
-      for (const Point& p : of(all, op)) {
-        EXPECT_TRUE(p.at("head_dim") == 64 || p.at("head_dim") == 128);
-        EXPECT_LE(p.at("heads") / p.at("kv_heads"), 16);
-      }
-    }
-    for (const Point& p : of(all, Op::mla_decode)) EXPECT_EQ(p.at("heads") % 16, 0);
+// What is due takes share x budgets, and beside them what set-up took before: together what is left of the
+// time.
+TEST(CalibrateShapes, ALateListHasLessForEachPoint) {
+  std::vector<Point> points;
+  for (std::int64_t m = 1; m <= 10; ++m)
+    points.push_back({Op::gemm, Format::bf16, Copy::gather, {m, 1024, 1024}, 2.0});
+  EXPECT_DOUBLE_EQ(share_of_budget(points, 0, 0, 0, 25), 1);
+  EXPECT_DOUBLE_EQ(share_of_budget(points, 0, 0, 0, 10), 0.5);
+  EXPECT_DOUBLE_EQ(share_of_budget(points, 5, 10, 10, 25), 1);  // in time
+  EXPECT_DOUBLE_EQ(share_of_budget(points, 5, 5, 10, 25), 1);   // early: points ended before their budgets
+  EXPECT_DOUBLE_EQ(share_of_budget(points, 5, 14, 10, 25), (11.0 - 4) / 10);
+  EXPECT_DOUBLE_EQ(share_of_budget(points, 5, 40, 10, 25), 0.1);  // never nothing
+  double elapsed = 0, granted = 0;                                // with 1.2 s of set-up for each
+  for (std::size_t i = 0; i < points.size(); ++i) {
+    const double budget = 2.0 * share_of_budget(points, i, elapsed, granted, 25);
+    granted += budget;
+    elapsed += 1.2 + budget;
   }
+  EXPECT_NEAR(elapsed, 25, 0.5);
 }
 
-// The quick list takes of the layers in order of size the first, the last and equally many steps between.
-TEST(CalibrateShapes, QuickLayersSpanTheSizes) {
-  std::set<std::int64_t> sizes, all;
-  for (const Point& p : of(plan(models(), true), Op::gemm)) sizes.insert(p.at("n") * p.at("k"));
-  for (const LinearLayer& layer : models().linear) {
-    if (layer.n % 16 == 0) all.insert(layer.n * layer.k);
+TEST(CalibrateShapes, OnlyWhatTheKernelsAreMadeFor) {
+  const std::vector<Point> all = full_plan(models());
+  for (const Point& p : of(all, Op::gemm)) {
+    EXPECT_EQ(p.at("n") % 16, 0);
+    EXPECT_EQ(p.at("k") % 16, 0);
   }
-  EXPECT_EQ(*sizes.begin(), *all.begin());
-  EXPECT_EQ(*sizes.rbegin(), *all.rbegin());
-  std::set<std::pair<std::int64_t, std::int64_t>> layers;
-  for (const Point& p : of(plan(models(), true), Op::gemm)) layers.emplace(p.at("n"), p.at("k"));
-  EXPECT_EQ(layers.size(), kQuickLayers);
+  for (const Op op : {Op::attention_prefill, Op::attention_decode}) {
+    for (const Point& p : of(all, op)) {
+      EXPECT_TRUE(p.at("head_dim") == 64 || p.at("head_dim") == 128);
+      EXPECT_LE(p.at("heads") / p.at("kv_heads"), 16);
+    }
+  }
+  for (const Point& p : of(all, Op::mla_decode)) EXPECT_EQ(p.at("heads") % 16, 0);
 }
 
 // Theory: `run_bytes` and `runs` of a copy kernel's row are those of the copy it makes.
 TEST(CalibrateShapes, CopyKernelsHaveTheRunsThatTheirAxesSay) {
   alignas(16) std::uint8_t nowhere[16];
   std::set<Copy> seen;
-  for (const Point& p : plan(models(), false)) {
+  for (const Point& p : full_plan(models())) {
     if (p.op != Op::kv_copy || !on_multiprocessors(p.copy)) continue;
     seen.insert(p.copy);
     const CopyShape shape = copy_shape(p.copy, p.at("run_bytes"), p.at("runs"));

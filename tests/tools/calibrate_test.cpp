@@ -47,6 +47,8 @@ TEST(Calibrate, WhatIsAskedWrongIsRefusedFirst) {
            {"calibrate", "--out is missing"},
            {"calibrate --dry-run --model qwen", "qwen3-32b"},
            {"calibrate --dry-run --model qwen3-32b --tp 3", "--tp 3"},
+           {"calibrate --dry-run --quick --tp 2", "--quick"},
+           {"calibrate --dry-run --quick --model qwen3-32b", "--quick"},
            {"calibrate --dry-run --tp 0", "--tp"}}) {
     const Ran ran = run(folder, arguments);
     EXPECT_EQ(ran.status, 2) << arguments;
@@ -68,7 +70,7 @@ TEST(Calibrate, ADryRunListsThePointsAndTheirTime) {
   EXPECT_EQ(folder.files(), 0u);
 
   // Qwen3-32B cut four ways: 64 heads of 128 and 8 KV heads, hidden 5120, intermediate 25600.
-  const Ran one = run(folder, "calibrate --quick --dry-run --model qwen3-32b --tp 4");
+  const Ran one = run(folder, "calibrate --dry-run --model qwen3-32b --tp 4");
   ASSERT_EQ(one.status, 0) << one.err;
   EXPECT_NE(one.out.find("gemm bf16 m=1 n=12800 k=5120"), std::string::npos);
   EXPECT_NE(one.out.find("attention-decode fp8 batch=128 context=2048 heads=16 kv_heads=2 head_dim=128"),

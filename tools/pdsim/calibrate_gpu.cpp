@@ -17,6 +17,8 @@
 #include "kernels/shapes.hpp"
 #include "kernels/tables.hpp"
 #include "models/calibration.hpp"
+#include "models/csv.hpp"
+#include "models/data.hpp"
 #include "models/hardware.hpp"
 #include "models/kernel_table.hpp"
 #include "models/model.hpp"
@@ -35,7 +37,7 @@ using kernels::Measurements;
 // 16, experts, and a latent.
 const std::vector<std::string> kModels = {"llama-3.1-8b", "qwen3-32b", "gpt-oss-20b", "qwen3-235b-a22b",
                                           "deepseek-v3"};
-const std::vector<int> kTensor = {1, 2, 4, 8}, kQuickTensor = {4};
+const std::vector<int> kTensor = {1, 2, 4, 8};
 
 /// What one rank of each model computes, at each degree of tensor parallelism.
 kernels::ModelShapes shapes_of(const std::vector<std::string>& models, const std::vector<int>& tensor) {
@@ -66,6 +68,30 @@ kernels::ModelShapes shapes_of(const std::vector<std::string>& models, const std
         }
       }
     }
+  }
+  return shapes;
+}
+
+/// The shapes of models/quick-shapes.csv: the axes of their operation, blank those of others.
+std::vector<kernels::Point> quick_shapes() {
+  const Csv in(data_dir() / "models" / "quick-shapes.csv");
+  std::vector<kernels::Point> shapes;
+  for (std::size_t i = 0; i < in.rows(); ++i) {
+    const auto named = [&](std::string_view column, const auto& all) {
+      const std::string_view text = in.text(i, in.column(column));
+      const auto* found = std::find_if(std::begin(all), std::end(all),
+                                       [text](const auto each) { return kernels::name(each) == text; });
+      if (found == std::end(all))
+        throw InputError(in.place(i), fmt::format("{} '{}' is not known", column, text));
+      return *found;
+    };
+    kernels::Point point;
+    point.op = named("op", kernels::kOps);
+    point.format = named("dtype", kernels::kFormats);
+    std::size_t axis = 0;
+    for (const std::string_view column : kernels::axes(point.op))
+      point.shape[axis++] = static_cast<std::int64_t>(in.number(i, in.column(column), 0));
+    shapes.push_back(point);
   }
   return shapes;
 }
@@ -253,11 +279,10 @@ int check(bool quiet) {
 }  // namespace
 
 int calibrate_gpu(const CalibrateOptions& options) {
-  const std::vector<kernels::Point> points = plan(
-      shapes_of(options.models.empty() ? kModels : options.models, !options.tensor.empty() ? options.tensor
-                                                                   : options.quick         ? kQuickTensor
-                                                                                           : kTensor),
-      options.quick);
+  const std::vector<kernels::Point> points =
+      options.quick ? kernels::quick_plan(quick_shapes())
+                    : kernels::full_plan(shapes_of(options.models.empty() ? kModels : options.models,
+                                                   options.tensor.empty() ? kTensor : options.tensor));
   if (options.dry_run) return dry_run(points);
   if (options.check) return check(options.quiet);
   if (options.out.empty())
@@ -288,16 +313,20 @@ int calibrate_gpu(const CalibrateOptions& options) {
 
 void add_calibrate_gpu_options(CLI::App& calibrate, CalibrateOptions& options) {
   calibrate.add_option("--out", options.out, "Folder for the tables (CSV), device.json and profile.json");
-  calibrate.add_flag("--quick", options.quick, "The fewest shapes that serve: under three minutes");
+  CLI::Option* quick = calibrate.add_flag(
+      "--quick", options.quick,
+      "The fewest shapes that tell the curves of any model (models/quick-shapes.csv): under three minutes");
   calibrate.add_flag("--dry-run", options.dry_run,
                      "List what would be measured and how long that takes; needs no GPU");
   calibrate.add_flag("--check", options.check,
                      "Only compare each kernel with float64, on small cases: times and writes nothing");
-  calibrate.add_option(
-      "--model", options.models,
-      "Measure the layers of these models, by name or config.json (default: five that differ)");
-  calibrate.add_option("--tp", options.tensor, "... cut so many ways (default: 1 2 4 8; with --quick 4)")
-      ->check(CLI::Range(1, 1024));
+  calibrate
+      .add_option("--model", options.models,
+                  "Measure the layers of these models, by name or config.json (default: five that differ)")
+      ->excludes(quick);
+  calibrate.add_option("--tp", options.tensor, "... cut so many ways (default: 1 2 4 8)")
+      ->check(CLI::Range(1, 1024))
+      ->excludes(quick);
   calibrate.add_option(
       "--gpu", options.gpu,
       "Whose data sheet it is held against, a name in models/gpus.json (default: by the driver's)");

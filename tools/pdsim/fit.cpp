@@ -177,6 +177,12 @@ void add_fit(CLI::App& app, Command& run) {
       ->add_option("--within", options->fewest.within,
                    "With --fewest: percentage points of median error that may be lost")
       ->capture_default_str();
+  command->add_option("--start", options->fewest.start,
+                      "With --fewest: a list to begin with, and to make better");
+  command
+      ->add_option("--tries", options->fewest.tries,
+                   "With --fewest: changes tried before the list grows by an eighth")
+      ->capture_default_str();
   command->add_option("--curve", options->fewest.only,
                       "With --fewest: these curves only, as \"attention-decode bf16 head_dim 128\"");
   add_bench_fit_options(*command, options->bench);

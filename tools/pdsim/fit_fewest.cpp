@@ -4,12 +4,14 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
 #include <filesystem>
 #include <fstream>
 #include <map>
 #include <set>
 #include <utility>
 
+#include "models/csv.hpp"
 #include "models/fit/fewest.hpp"
 #include "sim/core/error.hpp"
 #include "tools/pdsim/commands.hpp"
@@ -20,8 +22,32 @@ namespace {
 /// "attention-decode fp8 head_dim 128".
 std::string curve_name(const KernelRow& row) {
   std::string text = fmt::format("{} {}", name(row.op), name(row.dtype));
-  if (row.op != CurveOp::gemm) text += fmt::format(" head_dim {}", row.at("head_dim"));
+  if (row.op != CurveOp::gemm && row.op != CurveOp::moe)
+    text += fmt::format(" head_dim {}", row.at("head_dim"));
   return text;
+}
+
+using Shapes = std::vector<std::array<double, kShapeAxes>>;
+
+/// The shapes of each curve in a list that was written before. Operations that no curve has are left out.
+std::map<std::string, Shapes> read_list(const std::string& path) {
+  std::map<std::string, Shapes> lists;
+  if (path.empty()) return lists;
+  const Csv in(path);
+  const std::vector<CurveOp> ops = curve_ops();
+  for (std::size_t i = 0; i < in.rows(); ++i) {
+    const std::string_view text = in.text(i, in.column("op"));
+    const auto op = std::find_if(ops.begin(), ops.end(), [&](CurveOp each) { return name(each) == text; });
+    if (op == ops.end()) continue;
+    KernelRow row;
+    row.op = *op;
+    row.dtype = dtype_of(in.text(i, in.column("dtype")), in.place(i));
+    std::size_t axis = 0;
+    for (const std::string_view column : shape_axes(row.op))
+      row.shape[axis++] = in.number(i, in.find(column), 0);
+    lists[curve_name(row)].push_back(row.shape);
+  }
+  return lists;
 }
 
 /// Rows of serving shapes, one table a curve; of several kernels the one with the most rows.
@@ -71,11 +97,14 @@ int fit_fewest(const std::vector<std::string>& paths, const FewestFitOptions& op
     }
   }
   std::string csv = fmt::format("op,dtype,{}\n", fmt::join(columns, ","));
-  FewestOptions search;
-  search.within = options.within / 100;
+  const auto lists = read_list(options.start);
   fmt::print("{:<36} {:<10} {:>6} {:>6} {:>12} {:>12}\n", "curve", "GPU", "rows", "shapes", "full, %",
              "these, %");
   for (const auto& [curve, tables] : curves) {
+    FewestOptions search;
+    search.within = options.within / 100;
+    search.tries = options.tries;
+    if (const auto list = lists.find(curve); list != lists.end()) search.start = list->second;
     const Fewest found = fewest_shapes(tables, search);
     for (const FewestLoss& loss : found.losses) {
       fmt::print("{:<36} {:<10} {:>6} {:>6} {:>5.1f} {:>6.1f} {:>5.1f} {:>6.1f}\n", curve, loss.gpu,

@@ -1,6 +1,7 @@
 // pdsim fit --fewest: the shortest list of shapes that tells the curves of full tables.
 #pragma once
 
+#include <cstddef>
 #include <string>
 #include <vector>
 
@@ -8,7 +9,9 @@ namespace pdsim {
 
 struct FewestFitOptions {
   std::string shapes;             ///< the CSV to write; empty: not asked for
+  std::string start;              ///< one to begin with; empty: random shapes
   double within = 2;              ///< percentage points
+  std::size_t tries = 500;        ///< see FewestOptions
   std::vector<std::string> only;  ///< "gemm bf16": curves to look at; empty: all
 };
 
