@@ -1,12 +1,14 @@
 // Theory: a plan is what trying everything would find. Of a small menu and a short trace everything can be
 // tried: every layout's capacity by itself, every step of the grid. Runs that are given up could not have
 // kept up, whatever came after; prices only multiply; whole instances are billed until the last answer.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -512,6 +514,102 @@ TEST(Plan, ItsScenarioIsWhatItSays) {
   EXPECT_EQ((*out.summary)["latency_ms"]["ttft"]["p95"], best["at_rate"]["slo"][1]["value"]);
   EXPECT_EQ(report["question"]["rate"], job.rate);
   EXPECT_EQ(out.deployment.nodes.size(), 1u);  // prefill and decode share the instance
+}
+
+// With "mixed" prefill and decode may be on instances of different kinds. Decode lives on memory bandwidth,
+// of which an H200 has more than an H100: a bound between their TPOTs wants H200 for decode, and prefill is
+// as fast on the cheaper one. What both cost adds up wherever it is said, and each worker is on its own kind.
+TEST(Plan, MixedInstancesAddUp) {
+  const Folder folder;
+  Job job;
+  job.menu =
+      R"([{"instance": "p5en.48xlarge", "usd_per_hour": 40}, {"instance": "p5.48xlarge", "usd_per_hour": 25}])";
+  job.deployments = R"(["pull"])";
+  job.degrees = "[8]";
+  job.more = R"(, "mixed": true)";
+  job.max_instances = 2;
+  const std::map<std::string, double> price = {{"p5en.48xlarge", 40}, {"p5.48xlarge", 25}};
+  std::map<std::string, double> tpot;
+  const ordered_json loose = plan_of(folder, job);
+  for (const ordered_json& option : loose["options"]) {
+    tpot[option["rented"]] = option["at_rate"]["slo"][0]["value"];
+  }
+  const double h200 = tpot.at("2 x p5en.48xlarge"), h100 = tpot.at("2 x p5.48xlarge");
+  ASSERT_LT(h200, h100);
+  job.slo = fmt::format(R"({{"ttft_ms": {{"p95": 400}}, "tpot_ms": {{"p95": {}}}}})", (h200 + h100) / 2);
+  PlanOptions options;
+  const PlanInput input = input_of(folder, job, options);
+  const Candidates all = candidates_of(input.base, input.menu, true, true);
+  ASSERT_EQ(all.rents.size(), 5u);  // one or two of each, and one of both
+  int mixed = 0;
+  for (const WorkerLayout& layout : all.layouts) {
+    SCOPED_TRACE(workers_of(layout) + " on " + name_of(all.rents[layout.rent], input.menu.offers));
+    const std::vector<int>& counts = all.rents[layout.rent].counts;
+    const bool both = counts[0] > 0 && counts[1] > 0;
+    if (both) {
+      ++mixed;
+      ASSERT_TRUE(layout.disaggregated()) << "a pool is of one kind";
+      EXPECT_NE(layout.groups[0].offer, layout.groups[1].offer);
+      EXPECT_DOUBLE_EQ(all.rents[layout.rent].usd_per_hour, 65);
+    }
+    std::set<std::pair<int, int>> taken;  // node, GPU
+    std::size_t held = 0;
+    for (const WorkerLayout::Place& place : layout.places) {
+      const Group& group = layout.groups[static_cast<std::size_t>(place.group)];
+      EXPECT_EQ(place.gpus.size(), static_cast<std::size_t>(group.tensor_parallel));
+      EXPECT_EQ(place.node < counts[0], group.offer == 0) << "on a node of another kind";
+      for (const int gpu : place.gpus) {
+        EXPECT_TRUE(gpu >= 0 && gpu < 8);
+        EXPECT_TRUE(taken.emplace(place.node, gpu).second) << "a GPU with two workers";
+        ++held;
+      }
+    }
+    EXPECT_EQ(static_cast<std::size_t>(layout.gpus - layout.idle), held);
+    EXPECT_EQ(layout.gpus, 8 * (counts[0] + counts[1]));
+  }
+  EXPECT_EQ(mixed, 2);  // either way round
+
+  const ordered_json report = make_plan(input, options);
+  EXPECT_EQ(report["question"]["mixed"], true);
+  const ordered_json& best = report["recommendation"];
+  ASSERT_FALSE(best.is_null()) << report.dump(1);
+  EXPECT_EQ(best["rented"], "1 x p5en.48xlarge + 1 x p5.48xlarge");
+  EXPECT_EQ(best["class"], "disaggregated");
+  EXPECT_EQ(best["pools"][0]["instance"], "p5.48xlarge");
+  EXPECT_EQ(best["pools"][1]["instance"], "p5en.48xlarge");
+  for (const ordered_json& option : report["options"]) {
+    double usd = 0;
+    int instances = 0;
+    for (const auto& [name, n] : option["instances"].items()) {
+      usd += price.at(name) * n.get<int>();
+      instances += n.get<int>();
+    }
+    EXPECT_DOUBLE_EQ(option["usd_per_hour"], usd) << option["name"];
+    EXPECT_DOUBLE_EQ(option["usd_per_month"], 730 * usd) << option["name"];
+    EXPECT_EQ(option["gpus"], 8 * instances) << option["name"];
+  }
+  for (const ordered_json& row :
+       report["flips"]) {  // a fifth of its price dearer, while it is still the best
+    if (row["parameter"] != "price" || row["factor"] < 1 || row["flips"]) continue;
+    const double more = 0.2 * price.at(row["instance"]) / 65;
+    EXPECT_NEAR(row["disaggregated"]["usd_per_hour_percent"], 100 * more, 1e-9) << row;
+  }
+
+  ReplayOptions quiet;
+  quiet.quiet = true;
+  TraceStore traces;
+  const RunOutcome out =
+      run(read_run(folder.file("deployed.json", report["scenario"].dump()), quiet), traces);
+  ASSERT_EQ(out.deployment.nodes.size(), 2u);
+  EXPECT_DOUBLE_EQ(*out.deployment.nodes[0].usd_per_hour + *out.deployment.nodes[1].usd_per_hour, 65);
+  const double billed = best["at_rate"]["billed_s"];
+  EXPECT_NEAR((*out.summary)["cost"]["billed_usd"], 65 * billed / 3600, 1e-9);
+  EXPECT_EQ((*out.summary)["cost"]["usd_per_million_output_tokens"],
+            best["at_rate"]["usd_per_million_output_tokens"]);
+  EXPECT_EQ((*out.summary)["latency_ms"]["tpot"]["p95"], best["at_rate"]["slo"][0]["value"]);
+  Job apart = job;
+  apart.more = "";
+  EXPECT_EQ(plan_of(folder, apart)["recommendation"]["usd_per_hour"], 80) << "what mixing has spared";
 }
 
 // The next rate beyond what one instance carries takes two.
