@@ -377,6 +377,109 @@ TEST(Database, OtherColumnsAreAnotherVersion) {
 
 // SQLite takes this name for a database in memory, whose results nobody would see again.
 TEST(Database, WithoutAWriteAheadLogIsRefused) {
+TEST(Database, AMissingTableIsDamage) {
+  const Folder folder;
+  for (const auto& [drop, expected] :
+       {std::pair("table meta", "is damaged: no such table: meta"),
+        std::pair("table timing", "timing (no point)"), std::pair("view results", "results (no point)"),
+        std::pair("table points", "points (no point)")}) {
+    SCOPED_TRACE(drop);
+    const std::string path = made(folder, std::string(drop) + ".db");
+    sqlite(path, std::string("drop ") + drop);
+    expect_refused([&] { SweepDatabase{path}; }, expected);
+    expect_refused([&] { SweepDatabase(path, space_of(), {}, {.resume = true}); }, expected);
+  }
+}
+
+// From the `failing.at`-th on, every call of SQLite's to the system of one kind fails with `failing.error`.
+struct Failing {
+  long at = -1, seen = 0;
+  int error = 0;
+  bool now() {
+    if (at < 0 || seen++ < at) return false;
+    errno = error;
+    return true;
+  }
+} failing;
+
+ssize_t failing_pread(int fd, void* to, size_t n, off64_t at) {
+  return failing.now() ? -1 : pread64(fd, to, n, at);
+}
+ssize_t failing_pwrite(int fd, const void* from, size_t n, off64_t at) {
+  return failing.now() ? -1 : pwrite64(fd, from, n, at);
+}
+int failing_open(const char* path, int flags, int mode) {
+  return failing.now() ? -1 : open(path, flags, mode);
+}
+int failing_truncate(int fd, off_t size) {
+  return failing.now() ? -1 : ftruncate(fd, size);
+}
+
+struct SystemCall {
+  const char* name;
+  sqlite3_syscall_ptr replacement;
+  int error;
+};
+
+// Everything that is done with results, with files closed by their destructors where it breaks off.
+void use_all(const Folder& folder) {
+  {
+    SweepDatabase database(folder / "s0", space_of(), {0, 2}, {});
+    record(database, 0, 12);
+    database.close();
+  }
+  SweepDatabase database(folder / "s1", space_of(), {1, 2}, {});
+  record(database, 0, 6);
+  EXPECT_EQ(database.statuses().size(), 3u);
+  EXPECT_EQ(database.rows().size(), 3u);
+  EXPECT_EQ(database.first_errors().size(), 0u);
+  database.close();
+  SweepDatabase again(folder / "s1", space_of(), {1, 2}, {.resume = true});
+  record(again, 6, 12);
+  again.close();
+  const std::string shards[] = {folder / "s0", folder / "s1"};
+  merge_databases(shards, folder / "all", {});
+  std::FILE* file = std::fopen((folder / "csv").c_str(), "wb");
+  SweepDatabase(folder / "all").write_csv(file);
+  std::fclose(file);
+  SweepDatabase made_only(folder / "none", space_of(), {}, {});
+  made_only.discard();
+}
+
+// Wherever the disk fails, what comes out is an InputError (DatabaseFailed is one), whose message is one
+// line and names a file; never another exception, and never silence: the work is done or it is refused.
+TEST(Database, WhateverSystemCallFailsIsAnInputError) {
+  sqlite3_vfs* vfs = sqlite3_vfs_find(nullptr);
+  const SystemCall calls[] = {{"pread64", reinterpret_cast<sqlite3_syscall_ptr>(failing_pread), EIO},
+                              {"pwrite64", reinterpret_cast<sqlite3_syscall_ptr>(failing_pwrite), ENOSPC},
+                              {"open", reinterpret_cast<sqlite3_syscall_ptr>(failing_open), EACCES},
+                              {"ftruncate", reinterpret_cast<sqlite3_syscall_ptr>(failing_truncate), EIO}};
+  for (const SystemCall& call : calls) {
+    ASSERT_EQ(vfs->xSetSystemCall(vfs, call.name, call.replacement), SQLITE_OK) << call.name;
+    int refused = 0;
+    bool done = false;
+    for (long at = 0; !done; at += 1 + at / 8) {
+      SCOPED_TRACE(fmt::format("{} number {}", call.name, at));
+      const Folder folder;
+      failing = {.at = at, .seen = 0, .error = call.error};
+      try {
+        use_all(folder);
+        done = failing.seen <= at;
+      } catch (const InputError& error) {
+        ++refused;
+        const std::string text = error.what();
+        EXPECT_NE(text.find(folder / ""), std::string::npos) << text;
+        EXPECT_EQ(text.find('\n'), std::string::npos) << text;
+      } catch (const std::exception& error) {
+        ADD_FAILURE() << "not the input's fault: " << error.what();
+      }
+      failing = {};
+    }
+    EXPECT_GT(refused, 3) << call.name;
+    vfs->xSetSystemCall(vfs, call.name, nullptr);
+  }
+}
+
   expect_refused([&] { SweepDatabase(":memory:", space_of(), {}, {}); },
                  "cannot be kept with a write-ahead log here (its journal is 'memory')");
 }

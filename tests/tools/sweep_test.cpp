@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <chrono>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <sstream>
 #include <thread>
 #include <vector>
@@ -278,6 +279,46 @@ TEST(Sweep, WhatIsWrongIsOneLineAndNothingIsWritten) {
   const Ran kubernetes = run_apart(folder, "sweep s.json --db a.db", "JOB_COMPLETION_INDEX=2");
   EXPECT_EQ(kubernetes.status, 2);
   EXPECT_NE(kubernetes.err.find("expected --shard /N"), std::string::npos) << kubernetes.err;
+}
+
+// A disk that fills up, of any size: the sweep is done, or it is refused (2), or broken off with its results
+// kept (3) and gone on with; never a crash, and one message. A damaged file is the input's fault.
+TEST(Sweep, ADatabaseThatFailsIsOneMessage) {
+  const Folder folder;
+  folder.file("s.json", sweep_file(5, kTwelve));
+  const std::string whole = csv_of(folder, "--db whole.db");
+  std::set<int> statuses;
+  for (const int blocks : {8, 24, 32, 40, 48, 64, 80, 96, 128, 160, 1000}) {  // of 512 or 1024 bytes
+    SCOPED_TRACE(blocks);
+    const std::string limit = "ulimit -f " + std::to_string(blocks) + "; ", db = "d" + std::to_string(blocks);
+    const Ran ran = run(folder, "sweep s.json --quiet --jobs 1 --db " + db + " --csv " + db + ".csv",
+                        limit + kNoScheduler);
+    statuses.insert(ran.status);
+    if (ran.status == 0) continue;
+    EXPECT_TRUE(ran.status == 2 || ran.status == 3) << ran.status << ran.err;
+    EXPECT_TRUE(ran.err.starts_with("pdsim: ")) << ran.err;
+    EXPECT_EQ(std::ranges::count(ran.err, '\n'), 1) << ran.err;
+    EXPECT_EQ(ran.err.find("bug"), std::string::npos) << ran.err;
+    if (ran.status == 3) {
+      EXPECT_NE(
+          ran.err.find(" of 12 results are kept: once that is put right, the same command with --resume"),
+          std::string::npos)
+          << ran.err;
+    }
+    EXPECT_EQ(csv_of(folder, "--resume --db " + db), whole);
+  }
+  EXPECT_TRUE(statuses.contains(3));
+  EXPECT_TRUE(statuses.contains(0));
+
+  const std::string bytes = bytes_of(folder / "whole.db");
+  folder.file("cut.db", bytes.substr(0, bytes.size() / 2));
+  for (const char* arguments :
+       {"sweep s.json --quiet --db cut.db --resume --csv r.csv", "merge cut.db --db m.db --csv m.csv"}) {
+    const Ran ran = run_apart(folder, arguments);
+    EXPECT_EQ(ran.status, 2) << ran.err;
+    EXPECT_TRUE(ran.err.starts_with("pdsim: cut.db: is damaged: ")) << ran.err;
+    EXPECT_EQ(std::ranges::count(ran.err, '\n'), 1) << ran.err;
+  }
 }
 
 TEST(Sweep, MergeRefusesGapsAndDuplicates) {

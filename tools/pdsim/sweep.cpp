@@ -5,6 +5,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <memory>
@@ -294,6 +295,61 @@ void check_objectives(const Options& options, const Space& space, const nlohmann
   }
 }
 
+// Says what the results are, writes the CSV and closes. `expected`: points of this shard. DatabaseFailed.
+int report(const Options& options, const Space& space, const Shard& shard, SweepDatabase& database,
+           std::uint64_t expected, bool stopped) {
+  const SweepCounts counts = count_points(database, expected);
+  const std::vector<ResultRow> rows = database.rows();
+  if (options.json) {
+    fmt::print("{}", report_json(database, counts, stopped));
+  } else {
+    std::FILE* to = options.csv == "-" ? stderr : stdout;
+    fmt::print(to, "{}{}: {}\n\n{}\nresults             {}\n", space.name,
+               shard.whole() ? "" : fmt::format(", shard {}", shard.text()), counts_text(counts),
+               sweep_report(space, rows), options.db);
+    if (!options.csv.empty() && options.csv != "-" && !stopped) {
+      fmt::print(to, "                    {}\n", options.csv);
+    }
+  }
+  std::optional<std::string> no_csv;
+  if (!options.csv.empty() && !stopped) {
+    try {
+      write_csv(database, options.csv);
+    } catch (const DatabaseFailed&) {
+      throw;
+    } catch (const InputError& error) {
+      no_csv = error.what();
+    }
+  }
+  const std::vector<std::pair<std::uint64_t, std::string>> errors = database.first_errors();
+  database.close();
+  if (no_csv) {
+    throw InputError("--csv", fmt::format("{}; the results are in {}: the same command with --resume and "
+                                          "another --csv writes them",
+                                          *no_csv, options.db));
+  }
+
+  if (stopped) {
+    fmt::print(
+        stderr,
+        "pdsim: interrupted after {} of {} points, which are in {}: the same command with --resume goes on\n",
+        counts.recorded, counts.expected, options.db);
+    return kInterrupted;
+  }
+  for (const auto& [point, error] : errors) fmt::print(stderr, "point {}: {}\n", point, error);
+  if (counts.of(PointStatus::bug) > 0) {
+    fmt::print(stderr,
+               "pdsim: a bug in pdsim at {} of {} points, whose rows have the status bug and its text\n",
+               counts.of(PointStatus::bug), counts.expected);
+    return kBug;
+  }
+  if (counts.of(PointStatus::finished) == 0 && counts.expected > 0) {
+    fmt::print(stderr, "pdsim: no point finished\n");
+    return kUnfinished;
+  }
+  return kDone;
+}
+
 int sweep(const Options& options) {
   catch_interrupts();
   signal(SIGXFSZ, SIG_IGN);  // a limit on file sizes is a failed write, and said to be one
@@ -324,9 +380,11 @@ int sweep(const Options& options) {
   }
   if (first && !options.quiet) fmt::print(stderr, "{}\n", load_summary(*first));
   std::vector<const SweepPoint*> todo = mine;
+  std::vector<std::uint64_t> there;  // rows, when this run begins
   {
     std::vector<std::uint64_t> done;  // what failed is tried again: its cause may be gone
     for (const auto& [point, status] : database.statuses()) {
+      there.push_back(point);
       if (status != PointStatus::failed && status != PointStatus::bug) done.push_back(point);
     }
     std::erase_if(todo, [&](const SweepPoint* point) {
@@ -338,7 +396,15 @@ int sweep(const Options& options) {
   }
 
   bool stopped = false;
-  std::optional<std::string> full;
+  std::atomic<std::uint64_t> kept{there.size()};
+  const auto broken_off = [&](const DatabaseFailed& error) {
+    fmt::print(stderr,
+               "pdsim: {}; {} of {} results are kept: once that is put right, the same command with --resume "
+               "goes on\n",
+               error.what(), kept.load(), mine.size());
+    return kUnfinished;
+  };
+  std::optional<DatabaseFailed> failed;
   std::once_flag objectives_checked;
   {
     Progress progress("sweeping", "points", options.quiet);
@@ -354,77 +420,24 @@ int sweep(const Options& options) {
               std::call_once(objectives_checked, [&] { check_objectives(options, space, *result.summary); });
             }
             database.record(result);
+            if (!std::ranges::binary_search(there, todo[i]->number)) ++kept;
           },
           [&](std::uint64_t done, std::uint64_t total) { progress.update(done, total); });
     } catch (const Interrupted&) {
       stopped = true;
     } catch (const DatabaseFailed& error) {
-      full = error.what();
+      failed = error;
     } catch (const InputError&) {
       database.discard();
       throw;
     }
   }
-  const SweepCounts counts = count_points(database, mine.size());
-  const auto not_written = [&](const std::string& why) {
-    fmt::print(
-        stderr,
-        "pdsim: {}; {} of {} results are kept: make room, and the same command with --resume goes on\n", why,
-        counts.recorded, counts.expected);
-    return kUnfinished;
-  };
-  if (full) return not_written(*full);
-  const std::vector<ResultRow> rows = database.rows();
-  if (options.json) {
-    fmt::print("{}", report_json(database, counts, stopped));
-  } else {
-    std::FILE* to = options.csv == "-" ? stderr : stdout;
-    fmt::print(to, "{}{}: {}\n\n{}\nresults             {}\n", space.name,
-               shard.shard.whole() ? "" : fmt::format(", shard {}", shard.shard.text()), counts_text(counts),
-               sweep_report(space, rows), options.db);
-    if (!options.csv.empty() && options.csv != "-" && !stopped) {
-      fmt::print(to, "                    {}\n", options.csv);
-    }
-  }
-  std::optional<std::string> no_csv;
-  if (!options.csv.empty() && !stopped) {
-    try {
-      write_csv(database, options.csv);
-    } catch (const InputError& error) {
-      no_csv = error.what();
-    }
-  }
-  const std::vector<std::pair<std::uint64_t, std::string>> errors = database.first_errors();
+  if (failed) return broken_off(*failed);
   try {
-    database.close();
+    return report(options, space, shard.shard, database, mine.size(), stopped);
   } catch (const DatabaseFailed& error) {
-    return not_written(error.what());
+    return broken_off(error);
   }
-  if (no_csv) {
-    throw InputError("--csv", fmt::format("{}; the results are in {}: the same command with --resume and "
-                                          "another --csv writes them",
-                                          *no_csv, options.db));
-  }
-
-  if (stopped) {
-    fmt::print(
-        stderr,
-        "pdsim: interrupted after {} of {} points, which are in {}: the same command with --resume goes on\n",
-        counts.recorded, counts.expected, options.db);
-    return kInterrupted;
-  }
-  for (const auto& [point, error] : errors) fmt::print(stderr, "point {}: {}\n", point, error);
-  if (counts.of(PointStatus::bug) > 0) {
-    fmt::print(stderr,
-               "pdsim: a bug in pdsim at {} of {} points, whose rows have the status bug and its text\n",
-               counts.of(PointStatus::bug), counts.expected);
-    return kBug;
-  }
-  if (counts.of(PointStatus::finished) == 0 && counts.expected > 0) {
-    fmt::print(stderr, "pdsim: no point finished\n");
-    return kUnfinished;
-  }
-  return kDone;
 }
 
 }  // namespace

@@ -181,7 +181,13 @@ void write_csv(const SweepDatabase& database, const std::string& path) {
   };
   std::FILE* file = std::fopen(beside.c_str(), "wb");
   if (file == nullptr) give_up(errno);
-  database.write_csv(file);
+  try {
+    database.write_csv(file);
+  } catch (const InputError&) {
+    std::fclose(file);
+    fs::remove(beside, error);
+    throw;
+  }
   const bool whole = std::ferror(file) == 0;
   const int why = errno;
   if (std::fclose(file) != 0 || !whole) give_up(whole ? errno : why);

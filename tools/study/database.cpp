@@ -140,17 +140,22 @@ class Connection {
     const int error = db_ != nullptr ? sqlite3_system_errno(db_) : 0;
     const bool system = kind == SQLITE_CANTOPEN || kind == SQLITE_IOERR || kind == SQLITE_FULL;
     if (system && error != 0) why += fmt::format(" ({})", std::strerror(error));
-    if (kind == SQLITE_ERROR || kind == SQLITE_MISUSE || kind == SQLITE_RANGE || kind == SQLITE_CONSTRAINT ||
-        kind == SQLITE_MISMATCH) {
-      throw InternalError(fmt::format("{}: SQLite: {}", path_, why));
-    }
-    if (opened_) throw DatabaseFailed(fmt::format("{}: {}", path_, why));
     if (kind == SQLITE_NOTADB) {
       throw InputError(path_,
                        "is no SQLite database; expected a file that pdsim sweep or merge wrote, or a "
                        "free name");
     }
-    if (kind == SQLITE_CORRUPT) damaged(why);
+    // Before a file is known to have our tables, one that is missing is the file's fault and no bug.
+    if (kind == SQLITE_CORRUPT || (kind == SQLITE_ERROR && !opened_)) damaged(why);
+    if (kind == SQLITE_ERROR || kind == SQLITE_MISUSE || kind == SQLITE_RANGE || kind == SQLITE_CONSTRAINT ||
+        kind == SQLITE_MISMATCH) {
+      throw InternalError(fmt::format("{}: SQLite: {}", path_, why));
+    }
+    if (opened_) {
+      throw DatabaseFailed(path_, fmt::format("{}; expected a disk with room and a file that nobody else "
+                                              "changes",
+                                              why));
+    }
     if (kind == SQLITE_BUSY || kind == SQLITE_LOCKED) {
       throw InputError(path_, "is locked by another program (an open sqlite3 or notebook); close it first");
     }
@@ -524,6 +529,9 @@ struct SweepDatabase::Impl {
       for (const json& contrast : json::parse(meta("contrasts"))) {
         space.contrasts.push_back(
             {contrast.at("parameter").get<std::uint32_t>(), objective_from(contrast.at("objective"))});
+        if (space.contrasts.back().parameter >= space.parameters.size()) {
+          db.damaged("its table meta has a contrast of no parameter");
+        }
       }
     } catch (const json::exception& error) {
       db.damaged(fmt::format("its table meta: {}", error.what()));
@@ -533,6 +541,8 @@ struct SweepDatabase::Impl {
     columns = std::make_unique<Columns>(space);
     check_columns("points", names_of_points());
     check_columns("metrics", names_of_metrics());
+    check_columns("results", names_of_results());
+    check_columns("timing", names_of_timing());
     read_traces();
   }
 
@@ -558,6 +568,15 @@ struct SweepDatabase::Impl {
     std::vector<std::string> all = {"point"};
     for (const Column& column : metric_columns()) all.push_back(column.name);
     return all;
+  }
+
+  std::vector<std::string> names_of_results() const {
+    std::vector<std::string> all = names_of_points();
+    for (const Column& column : metric_columns()) all.push_back(column.name);
+    return all;
+  }
+  static std::vector<std::string> names_of_timing() {
+    return {"point", "wall_s", "host", "version", "ended"};
   }
 
   // InputError where a table has other columns than this pdsim writes.
@@ -625,8 +644,7 @@ struct SweepDatabase::Impl {
   void prepare_writing() {
     put_point = std::make_unique<Statement>(db, insert_into("points", names_of_points()));
     put_metrics = std::make_unique<Statement>(db, insert_into("metrics", names_of_metrics()));
-    put_timing = std::make_unique<Statement>(
-        db, insert_into("timing", {"point", "wall_s", "host", "version", "ended"}));
+    put_timing = std::make_unique<Statement>(db, insert_into("timing", names_of_timing()));
     drop_metrics = std::make_unique<Statement>(db, "DELETE FROM metrics WHERE point = ?");
   }
 
@@ -645,6 +663,11 @@ struct SweepDatabase::Impl {
     if (most_pages > 0) db.run(fmt::format("PRAGMA max_page_count = {}", most_pages));
   }
 
+  [[noreturn]] void unknown_label(std::uint64_t point, std::size_t parameter) const {
+    db.damaged(fmt::format("point {} has a value of {} that the sweep has not", point,
+                           space.parameters[parameter].name));
+  }
+
   void fill_points() {  // those that are there, with their levels
     std::vector<std::map<std::string, std::uint32_t>> levels;
     std::string sql = "SELECT point";
@@ -661,10 +684,7 @@ struct SweepDatabase::Impl {
       SweepPoint point{static_cast<std::uint64_t>(statement.integer(0)), {}};
       for (std::size_t p = 0; p < levels.size(); ++p) {
         const auto found = levels[p].find(key_of(statement, static_cast<int>(p) + 1));
-        if (found == levels[p].end()) {
-          db.damaged(fmt::format("point {} has a value of {} that the sweep has not", point.number,
-                                 space.parameters[p].name));
-        }
+        if (found == levels[p].end()) unknown_label(point.number, p);
         point.levels.push_back(found->second);
       }
       space.points.push_back(std::move(point));
@@ -885,7 +905,11 @@ std::vector<ResultRow> SweepDatabase::rows() const {
     row.point = static_cast<std::uint64_t>(statement.integer(0));
     row.finished = statement.text(1) == kPointStatusNames[static_cast<std::size_t>(PointStatus::finished)];
     int column = 2;
-    for (const auto& by_value : labels) row.labels.push_back(by_value.at(key_of(statement, column++)));
+    for (std::size_t p = 0; p < labels.size(); ++p) {
+      const auto found = labels[p].find(key_of(statement, column++));
+      if (found == labels[p].end()) i.unknown_label(row.point, p);
+      row.labels.push_back(found->second);
+    }
     for (std::size_t o = 0; o < i.columns->objectives.size(); ++o, ++column) {
       row.objectives.push_back(statement.type(column) == SQLITE_NULL || !row.finished
                                    ? std::nullopt

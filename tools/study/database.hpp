@@ -30,11 +30,11 @@
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <span>
-#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "sim/core/error.hpp"
 #include "tools/study/analysis.hpp"
 #include "tools/study/evidence.hpp"
 #include "tools/study/shard.hpp"
@@ -59,11 +59,11 @@ struct PointResult {
   double wall_s = 0;
 };
 
-/// Results cannot be written any more (a full disk, a file taken away): what() says why. What was recorded
-/// before is kept.
-class DatabaseFailed : public std::runtime_error {
+/// Results cannot be written or read any more (a full disk, a file taken away): what() says why. What was
+/// recorded before is kept. Every member of SweepDatabase may give it once the file is open.
+class DatabaseFailed : public InputError {
  public:
-  using std::runtime_error::runtime_error;
+  using InputError::InputError;
 };
 
 class SweepDatabase {
