@@ -7,11 +7,13 @@
 #include <fstream>
 #include <iostream>
 #include <iterator>
+#include <mutex>
 #include <set>
 #include <span>
 #include <vector>
 
 #include "sim/core/error.hpp"
+#include "sim/core/sha256.hpp"
 
 namespace pdsim {
 
@@ -35,14 +37,39 @@ Json parsed(const std::string& text, const std::string& file,
   }
 }
 
+struct FilesRead {
+  std::mutex mutex;
+  std::set<std::pair<std::string, std::string>> files;
+};
+FilesRead& log_of_files() {
+  static FilesRead log;
+  return log;
+}
+
+// The rest of a stream on a file.
+std::string read_and_note(std::istream& stream, const std::filesystem::path& file) {
+  std::string text((std::istreambuf_iterator<char>(stream)), std::istreambuf_iterator<char>());
+  FilesRead& log = log_of_files();
+  const std::string digest = sha256_hex(text);
+  const std::lock_guard lock(log.mutex);
+  log.files.emplace(std::filesystem::absolute(file).lexically_normal().string(), digest);
+  return text;
+}
+
 }  // namespace
+
+std::set<std::pair<std::string, std::string>> files_read() {
+  FilesRead& log = log_of_files();
+  const std::lock_guard lock(log.mutex);
+  return log.files;
+}
 
 json read_json(const std::filesystem::path& file) {
   std::ifstream stream(file, std::ios::binary);
   if (!stream || std::filesystem::is_directory(file)) {
     throw InputError(file.string(), "cannot be opened for reading; expected a JSON file");
   }
-  const std::string text((std::istreambuf_iterator<char>(stream)), std::istreambuf_iterator<char>());
+  const std::string text = read_and_note(stream, file);
   if (text.starts_with("version https://git-lfs")) {
     throw InputError(file.string(), "is a Git LFS pointer, not the file itself (run `git lfs pull`)");
   }
@@ -56,7 +83,7 @@ std::string read_text(const std::string& path, std::string_view what) {
   if (!stream || std::filesystem::is_directory(path, error)) {
     throw InputError(path, fmt::format("cannot be read; expected {}", what));
   }
-  return {std::istreambuf_iterator<char>(stream), {}};
+  return read_and_note(stream, path);
 }
 
 ordered_json parse_json(const std::string& text, const std::string& file) {

@@ -6,8 +6,10 @@
 #include <filesystem>
 #include <initializer_list>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string>
 #include <string_view>
+#include <utility>
 
 namespace pdsim {
 
@@ -17,6 +19,10 @@ nlohmann::json read_json(const std::filesystem::path& file);
 
 /// All of a file, or of stdin for "-". InputError at `path`: "cannot be read; expected WHAT".
 std::string read_text(const std::string& path, std::string_view what);
+
+/// What read_json() and read_text() have read in this process: absolute path and SHA-256 of the bytes. A file
+/// that has changed meanwhile is there twice. From any thread; O(files).
+std::set<std::pair<std::string, std::string>> files_read();
 
 /// Parses `text`, what `file` in messages holds; comments are allowed, keys keep their order. InputError at
 /// "file:line" when it is no JSON, at "file" for a key that an object has twice: a parser would keep the last

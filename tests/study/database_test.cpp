@@ -17,7 +17,9 @@
 #include <thread>
 
 #include "sim/core/error.hpp"
+#include "sim/core/sha256.hpp"
 #include "tests/traces/files.hpp"
+#include "tools/study/files.hpp"
 
 namespace pdsim {
 namespace {
@@ -52,8 +54,7 @@ PointResult result_of(const Space& space, std::uint64_t number) {
                    {"workers", {{{"name", "decode-0"}, {"role", "decode"}, {"mfu", value / 10}}}},
                    {"cost", {{"billed_usd", nullptr}}},
                    {"bound_by", {{"code", "prefill_queue"}}}});
-  result.trace = "trace.jsonl";
-  result.trace_sha256 = "abc";
+  result.files = {{"/nowhere/trace.jsonl", "abc"}};
   return result;
 }
 
@@ -149,16 +150,17 @@ TEST(Database, TheSchemaIsAsDocumented) {
   EXPECT_EQ(sqlite(path,
                    "select count(*) from points; select count(*) from metrics; select count(*) from results;"
                    "select count(*) from timing; pragma user_version"),
-            "12\n11\n12\n12\n2\n");
+            "12\n11\n12\n12\n3\n");
   EXPECT_EQ(sqlite(path,
                    "select point, status, load, parameter_Status, latency_ms_ttft_p95 is not null, "
                    "cost_billed_usd is null, typeof(load), typeof(latency_ms_ttft_n), bound_by_code from "
                    "results where point = 2"),
             "2|finished|0.5|it's \"quoted\", so|1|1|real|integer|prefill_queue\n");
-  EXPECT_EQ(sqlite(path,
-                   "select value from meta where key in ('sweep', 'shard', 'points', 'trace trace.jsonl') "
-                   "order by key"),
-            "12\n0/1\ntiny\nabc\n");
+  EXPECT_EQ(
+      sqlite(path,
+             "select value from meta where key in ('sweep', 'shard', 'points', 'file /nowhere/trace.jsonl') "
+             "order by key"),
+      "abc\n12\n0/1\ntiny\n");
 }
 
 TEST(Database, CsvReadsBackAsItIs) {
@@ -346,10 +348,10 @@ TEST(Database, WhatIsNotItsOwnIsRefused) {
                  "was begun without the objective links.0.utilization.mean");
   EXPECT_EQ(bytes_of(good), bytes);  // nothing of this has changed it
 
-  folder.file("v3.db", bytes);
-  patch(folder / "v3.db", 60, std::string("\0\0\0\3", 4));
-  expect_refused(open(folder / "v3.db", true),
-                 "has results in version 3 of the schema, and this pdsim reads");
+  folder.file("v4.db", bytes);
+  patch(folder / "v4.db", 60, std::string("\0\0\0\4", 4));
+  expect_refused(open(folder / "v4.db", true),
+                 "has results in version 4 of the schema, and this pdsim reads");
   folder.file("old.db", bytes);
   sqlite(folder / "old.db", "update meta set value = '0.0.9' where key = 'pdsim_version'");
   expect_refused(open(folder / "old.db", true), "has results of pdsim 0.0.9, and this is " PDSIM_VERSION);
@@ -375,8 +377,6 @@ TEST(Database, OtherColumnsAreAnotherVersion) {
                  "has other columns than this pdsim writes to points (more)");
 }
 
-// SQLite takes this name for a database in memory, whose results nobody would see again.
-TEST(Database, WithoutAWriteAheadLogIsRefused) {
 TEST(Database, AMissingTableIsDamage) {
   const Folder folder;
   for (const auto& [drop, expected] :
@@ -480,6 +480,8 @@ TEST(Database, WhateverSystemCallFailsIsAnInputError) {
   }
 }
 
+// SQLite takes this name for a database in memory, whose results nobody would see again.
+TEST(Database, WithoutAWriteAheadLogIsRefused) {
   expect_refused([&] { SweepDatabase(":memory:", space_of(), {}, {}); },
                  "cannot be kept with a write-ahead log here (its journal is 'memory')");
 }
@@ -520,14 +522,35 @@ TEST(Database, OnlyWhatItMadeAndNobodyFilledIsDiscarded) {
   EXPECT_EQ(SweepDatabase(folder / "a.db").statuses().size(), 1u);
 }
 
-TEST(Database, AnotherTraceIsNoticed) {
+// While points are recorded, and when the results are gone on with; what is not there any more is no matter.
+TEST(Database, AnotherFileIsNoticed) {
   const Folder folder;
   SweepDatabase database(folder / "a.db", space_of(), {}, {});
   record(database, 0, 2);
   PointResult other = result_of(database.space(), 2);
-  other.trace_sha256 = "abd";
-  expect_refused([&] { database.record(other); }, "trace.jsonl: is not the trace that earlier points");
+  other.files = {{"/nowhere/trace.jsonl", "abd"}};
+  expect_refused([&] { database.record(other); }, "/nowhere/trace.jsonl: is not what it was when points in ");
   EXPECT_EQ(database.statuses().size(), 2u);
+  PointResult more = result_of(database.space(), 2);
+  more.files.emplace(folder.file("profile.json", "{}"), sha256_hex(std::string("{}")));
+  more.files.emplace(PDSIM_SOURCE_DIR "/models/gpus.json", digest_of(PDSIM_SOURCE_DIR "/models/gpus.json"));
+  database.record(more);
+  database.close();
+  const auto resume = [&] { SweepDatabase(folder / "a.db", space_of(), {}, {.resume = true}).close(); };
+  resume();
+  folder.file("profile.json", "{ }");
+  expect_refused(resume, folder / "profile.json: is not what it was when points in " + (folder / "a.db"));
+  std::filesystem::remove(folder / "profile.json");
+  resume();
+  // What pdsim ships is named alike wherever it lies.
+  EXPECT_EQ(sqlite(folder / "a.db", "select key from meta where key like '%gpus%'"),
+            "file models/gpus.json\n");
+  sqlite(folder / "a.db", "update meta set value = 'abc' where key like '%gpus%'");
+  expect_refused(resume, "models/gpus.json: is not what it was");
+  Space changed = space_of();
+  changed.sha256 = "fedcba9876543210";  // the file is said first: it is why
+  expect_refused([&] { SweepDatabase(folder / "a.db", changed, {}, {.resume = true}); },
+                 "models/gpus.json: is not what it was");
 }
 
 // What a process leaves that died while it was making the file is no obstacle.
@@ -614,9 +637,9 @@ TEST(Merge, MixturesAreRefused) {
   sqlite(s.paths[2], "update meta set value = '0000' where key = 'sweep_sha256'");
   expect_refused([&] { merge_databases(s.paths, s.folder / "o2", {.allow_mixed_versions = true}); },
                  s.paths[2] + ": has results of another state of the sweep");
-  sqlite(s.paths[0], "update meta set value = 'zzz' where key like 'trace %'");
+  sqlite(s.paths[0], "update meta set value = 'zzz' where key like 'file %'");
   expect_refused([&] { merge_databases(s.paths, s.folder / "o2", {.allow_mixed_versions = true}); },
-                 "has replayed another trace.jsonl");
+                 "rests on another /nowhere/trace.jsonl than the files before it");
   EXPECT_EQ(s.folder.files(), 4u);
 }
 

@@ -14,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "models/overheads.hpp"
 #include "tests/tools/run.hpp"
 #include "tests/traces/files.hpp"
 
@@ -319,6 +320,83 @@ TEST(Sweep, ADatabaseThatFailsIsOneMessage) {
     EXPECT_TRUE(ran.err.starts_with("pdsim: cut.db: is damaged: ")) << ran.err;
     EXPECT_EQ(std::ranges::count(ran.err, '\n'), 1) << ran.err;
   }
+}
+
+// Whatever a point's simulation has read is the sweep's: one that changes under its name is refused when the
+// sweep is gone on with, and when shards are joined, by name and with what to do; put back, it is no matter.
+// Files that parameters name lie relative to the sweep, wherever it is run from.
+TEST(Sweep, AFileThatChangesUnderItsNameIsRefused) {
+  const Folder folder;
+  const auto copy = [&](const std::string& from, const std::string& to) {
+    std::filesystem::copy_file(PDSIM_SOURCE_DIR "/" + from, folder / to);
+  };
+  copy("models/shapes/llama-3.1-8b.json", "config.json");
+  copy("models/profiles/h200.json", "gpu.json");
+  copy("traces/samples/short.jsonl", "trace.jsonl");
+  folder.file("overheads.json", to_json(load_overheads("vllm")));
+  folder.file("pings",
+              "bytes   #sent   #ack     total       time     MB/sec    usec/xfer   Mxfers/sec\n"
+              "64      10      =10      1.2k        0.00s      1.77      36.16       0.03\n");
+  ASSERT_EQ(run(folder, "calibrate network pings --instance p5en.48xlarge --out net.json").status, 0);
+  const std::string pools = R"("pools": [
+    {"name": "prefill", "role": "prefill", "instance": "p5en.48xlarge", "engine": {"overheads": "overheads.json"}},
+    {"name": "decode", "role": "decode", "instance": "p5en.48xlarge", "engine": {"overheads": "overheads.json"}}])";
+  folder.file("s.json",
+              R"({"schema": "pdsim.sweep/1", "name": "fixed", "objectives": ["ttft_p95"], "scenario":
+    {"model": "config.json", "gpu_profile": "gpu.json", "network": {"profile": "net.json"}, )" +
+                  pools + R"(, "workload": {"trace": "trace.jsonl", "format": "mooncake"}},
+    "parameters": {"seed": [1, 2]}})");
+  // The same files as levels of parameters, without which the scenario is none.
+  folder.file("p.json", R"({"schema": "pdsim.sweep/1", "name": "levels", "objectives": ["ttft_p95"],
+    "scenario": {"model": "none", )" +
+                            pools + R"(, "workload": {"format": "mooncake"}}, "parameters": {
+    "seed": [1, 2], "model": ["config.json"], "gpu_profile": ["gpu.json"], "network.profile": ["net.json"],
+    "workload.trace": ["trace.jsonl"]}})");
+  const Folder elsewhere;
+  for (const std::string sweep : {"s.json", "p.json"}) {
+    const std::string all = sweep + ".db", shards[] = {sweep + ".0", sweep + ".1"};
+    const auto command = [&](const std::string& db, const std::string& more) {
+      return run(elsewhere, "sweep '" + (folder / sweep) + "' --quiet --db '" + (folder / db) + "' " + more,
+                 kNoScheduler);
+    };
+    const Ran first = command(all, "");
+    ASSERT_EQ(first.status, 0) << first.err;
+    ASSERT_EQ(command(shards[0], "--shard 0/2").status, 0);
+    for (const std::string file : {"config.json", "gpu.json", "trace.jsonl", "overheads.json", "net.json"}) {
+      SCOPED_TRACE(sweep + " " + file);
+      const std::string was = bytes_of(folder / file);
+      folder.file(file, was + "\n");
+      const Ran resumed = command(all, "--resume");
+      EXPECT_EQ(resumed.status, 2) << resumed.err;
+      EXPECT_NE(resumed.err.find(file + ": is not what it was when points in "), std::string::npos)
+          << resumed.err;
+      EXPECT_NE(resumed.err.find("expected it as it was, or another --db"), std::string::npos) << resumed.err;
+      const Ran other = command(shards[1], "--shard 1/2");
+      ASSERT_EQ(other.status, 0) << other.err;
+      const Ran merged = run(folder, "merge " + shards[0] + " " + shards[1] + " --db merged", kNoScheduler);
+      EXPECT_EQ(merged.status, 2) << merged.err;
+      EXPECT_NE(merged.err.find(shards[1] + ": rests on another "), std::string::npos) << merged.err;
+      EXPECT_NE(merged.err.find(file), std::string::npos) << merged.err;
+      std::filesystem::remove(folder / shards[1]);
+      folder.file(file, was);
+    }
+    const Ran as_before = command(all, "--resume");
+    EXPECT_EQ(as_before.status, 0) << as_before.err;
+  }
+
+  // What pdsim ships is no exception.
+  std::filesystem::create_directory(folder / "data");
+  std::filesystem::copy(PDSIM_SOURCE_DIR "/models", folder / "data/models",
+                        std::filesystem::copy_options::recursive);
+  folder.file("shipped.json", sweep_file(20, R"("seed": [1, 2])"));
+  const std::string data = "PDSIM_DATA=data ";
+  ASSERT_EQ(run_apart(folder, "sweep shipped.json --quiet --db d.db", data).status, 0);
+  EXPECT_EQ(run_apart(folder, "sweep shipped.json --quiet --db d.db --resume", data).status, 0);
+  const std::string shape = "data/models/shapes/llama-3.1-8b.json";
+  folder.file(shape, bytes_of(folder / shape) + "\n");
+  const Ran changed = run_apart(folder, "sweep shipped.json --quiet --db d.db --resume", data);
+  EXPECT_EQ(changed.status, 2) << changed.err;
+  EXPECT_NE(changed.err.find(shape + ": is not what it was"), std::string::npos) << changed.err;
 }
 
 TEST(Sweep, MergeRefusesGapsAndDuplicates) {

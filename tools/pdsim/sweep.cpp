@@ -8,6 +8,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdio>
+#include <filesystem>
 #include <memory>
 #include <mutex>
 #include <new>
@@ -16,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "models/json.hpp"
 #include "sim/core/error.hpp"
 #include "tools/pdsim/commands.hpp"
 #include "tools/pdsim/options.hpp"
@@ -36,6 +38,7 @@ namespace pdsim {
 
 namespace {
 
+namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
 struct Options : ReplayOptions {
@@ -77,9 +80,14 @@ PointResult run_point(const Space& space, const SweepPoint& point, TraceStore& t
       result.error = reasons_of(*outcome.summary);
     }
     const WorkloadConfig& workload = outcome.loaded.scenario.workload;
+    result.files = files_read();
+    for (const std::string& text : {space.file, space.base.file}) {  // Space::sha256 knows what counts in it
+      std::erase_if(result.files, [own = fs::absolute(text).lexically_normal().string()](const auto& file) {
+        return file.first == own;
+      });
+    }
     if (spec.generate.empty() && !workload.synthetic) {
-      result.trace = workload.trace;
-      result.trace_sha256 = outcome.trace->sha256;
+      result.files.emplace(workload.trace, outcome.trace->sha256);
     }
   } catch (const InputError& error) {
     result.status = PointStatus::failed;
@@ -484,7 +492,7 @@ void add_sweep(CLI::App& app, Command& run) {
       "  metrics  point, one column a figure of summary.json: its path with _ for dots, as "
       "latency_ms_ttft_p95; evidence, and the median relative errors that go with it\n"
       "  results  a view: points with their metrics; what to read\n"
-      "  meta     the sweep, its sha256, version, shard, parameters, objectives\n"
+      "  meta     the sweep, its sha256, version, shard, parameters, objectives, sha256 of the files used\n"
       "  timing   wall seconds, host, version and time of each point: all that differs from run to run\n"
       "and is read by\n"
       "  sqlite3 -header -csv sweep.db 'select * from results'\n"

@@ -24,6 +24,7 @@
 #include <optional>
 #include <set>
 
+#include "models/data.hpp"
 #include "sim/core/error.hpp"
 #include "tools/study/figures.hpp"
 #include "tools/study/files.hpp"
@@ -442,6 +443,14 @@ std::vector<std::pair<std::string, std::string>> meta_of(const Space& space, std
           {"contrasts", text_of(contrasts)}};
 }
 
+// How a file is named in results: what pdsim ships, and the rest of its tree, alike wherever that is.
+std::string name_of(const std::string& path) {
+  if (path == "-") return path;
+  const fs::path file = fs::absolute(path).lexically_normal();
+  const fs::path beneath = file.lexically_relative(fs::absolute(data_dir()).lexically_normal());
+  return (beneath.empty() || *beneath.begin() == ".." ? file : beneath).string();
+}
+
 void check_same_sweep(const std::string& path, const Space& there, const Space& here) {
   if (there.sha256 == here.sha256) return;
   throw InputError(
@@ -468,8 +477,8 @@ struct SweepDatabase::Impl {
   std::string version;
   std::uint64_t points = 0;
   bool made_here = false;
-  std::map<std::string, std::string> traces;  ///< file -> digest
-  mutable std::mutex mutex;                   ///< of the connection
+  std::map<std::string, std::string> files;  ///< that points rest on: name_of() -> digest
+  mutable std::mutex mutex;                  ///< of the connection
   std::unique_ptr<Statement> put_point, put_metrics, drop_metrics, put_timing, put_meta;
 
   // Whether the file is there and has results; an empty one, and what a process that died while making it
@@ -543,12 +552,25 @@ struct SweepDatabase::Impl {
     check_columns("metrics", names_of_metrics());
     check_columns("results", names_of_results());
     check_columns("timing", names_of_timing());
-    read_traces();
+    Statement statement(db, "SELECT substr(key, 6), value FROM meta WHERE key LIKE 'file %'");
+    while (statement.step()) files.emplace(statement.text(0), statement.text(1));
   }
 
-  void read_traces() {
-    Statement statement(db, "SELECT substr(key, 7), value FROM meta WHERE key LIKE 'trace %'");
-    while (statement.step()) traces.emplace(statement.text(0), statement.text(1));
+  // InputError where one of them is there and is not what it was. One that is not there any more is missed
+  // by the first point that needs it.
+  void check_files() const {
+    for (const auto& [name, then] : files) {
+      const std::string now = digest_of((data_dir() / name).string());
+      if (!now.empty() && now != then) refuse_changed(name, then, now);
+    }
+  }
+
+  [[noreturn]] void refuse_changed(const std::string& name, const std::string& then,
+                                   const std::string& now) const {
+    throw InputError((data_dir() / name).string(),
+                     fmt::format("is not what it was when points in {} were simulated (sha256 {:.12} then, "
+                                 "{:.12} now); expected it as it was, or another --db, to begin anew",
+                                 path, then, now));
   }
 
   std::vector<Column> metric_columns() const {
@@ -714,6 +736,7 @@ SweepDatabase::SweepDatabase(const std::string& path, const Space& space, Shard 
   i.db.open(path, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE);
   if (i.holds_results()) {
     i.read_meta();
+    if (i.space.name == space.name) i.check_files();  // says more than that something has changed
     check_same_sweep(path, i.space, space);
     if (i.version != PDSIM_VERSION && !open.allow_mixed_versions) {
       throw InputError(path, fmt::format("has results of pdsim {}, and this is {}; expected the same, or "
@@ -818,12 +841,13 @@ std::vector<std::pair<std::uint64_t, std::string>> SweepDatabase::first_errors(s
 void SweepDatabase::record(const PointResult& result) {
   Impl& i = *impl_;
   const std::lock_guard lock(i.mutex);
-  const bool new_trace = !result.trace.empty() && !i.traces.contains(result.trace);
-  if (!result.trace.empty() && !new_trace && i.traces[result.trace] != result.trace_sha256) {
-    throw InputError(result.trace,
-                     fmt::format("is not the trace that earlier points in {} replayed (sha256 {:.12} "
-                                 "then, {:.12} now); expected the same, or another file of results",
-                                 i.path, i.traces[result.trace], result.trace_sha256));
+  std::map<std::string, std::string> fresh;
+  for (const auto& [file, digest] : result.files) {
+    const std::string name = name_of(file);
+    const auto there = i.files.find(name);
+    const std::string& then =
+        there != i.files.end() ? there->second : fresh.emplace(name, digest).first->second;
+    if (then != digest) i.refuse_changed(name, then, digest);
   }
   i.db.run("BEGIN IMMEDIATE");
   try {
@@ -872,9 +896,9 @@ void SweepDatabase::record(const PointResult& result) {
     (*i.put_timing << result.point.number << result.wall_s << std::string_view(host)
                    << std::string_view(PDSIM_VERSION) << std::string_view(ended))
         .run();
-    if (new_trace) i.put("trace " + result.trace, result.trace_sha256);
+    for (const auto& [name, digest] : fresh) i.put("file " + name, digest);
     i.db.run("COMMIT");
-    if (new_trace) i.traces.emplace(result.trace, result.trace_sha256);
+    i.files.merge(fresh);
   } catch (...) {
     for (Statement* statement : {i.put_point.get(), i.put_metrics.get(), i.put_timing.get()})
       statement->reset();
@@ -1128,7 +1152,7 @@ void merge_databases(std::span<const std::string> inputs, const std::string& out
       merged->impl_->put("points", std::to_string(in.points));
     }
     SweepDatabase::Impl& out = *merged->impl_;
-    check_same_sweep(path, in.space, out.space);
+    if (in.space.name != out.space.name) check_same_sweep(path, in.space, out.space);
     for (std::size_t at = 0; at < in.version.size(); at = in.version.find_first_not_of(", ", at)) {
       const std::size_t end = std::min(in.version.find(", ", at), in.version.size());
       versions.insert(in.version.substr(at, end - at));
@@ -1143,16 +1167,18 @@ void merge_databases(std::span<const std::string> inputs, const std::string& out
                       seen.empty() ? "" : fmt::format(", and {} of {}", seen.front().path, out.version)));
     }
     if (seen.empty()) out.version = in.version;
-    for (const auto& [file, digest] : in.traces) {
-      const auto [there, is_new] = out.traces.emplace(file, digest);
-      if (is_new) out.put("trace " + file, digest);
+    for (const auto& [name, digest] : in.files) {
+      const auto [there, is_new] = out.files.emplace(name, digest);
+      if (is_new) out.put("file " + name, digest);
       if (there->second != digest) {
         throw InputError(path,
-                         fmt::format("has replayed another {} than the files before it (sha256 {:.12} and "
-                                     "{:.12}); expected shards of one sweep on one trace",
-                                     file, digest, there->second));
+                         fmt::format("rests on another {} than the files before it (sha256 {:.12} and "
+                                     "{:.12}); expected shards of one sweep on the same files: sweep one of "
+                                     "them again, into another --db",
+                                     name, digest, there->second));
       }
     }
+    check_same_sweep(path, in.space, out.space);
 
     Statement points(in.db, "SELECT * FROM points ORDER BY point");
     Statement metrics(in.db, "SELECT * FROM metrics WHERE point = ?");

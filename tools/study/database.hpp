@@ -8,7 +8,8 @@
 //
 //   meta     key, value        pdsim_version; sweep, title, sweep_sha256, shard "I/N"; points (of the whole
 //                              sweep), excluded, repeated, sampled; parameters, objectives and contrasts as
-//                              JSON; "trace FILE": its SHA-256
+//                              JSON; "file NAME", of each that points rest on: its SHA-256. A name is
+//                              relative to what pdsim ships, or absolute
 //   points   point             its number, from 0
 //            status            finished | stalled | nothing_completed | failed | bug
 //            error             why it is not finished, else null
@@ -29,9 +30,11 @@
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "sim/core/error.hpp"
@@ -42,7 +45,7 @@
 
 namespace pdsim {
 
-inline constexpr int kSchemaVersion = 2;
+inline constexpr int kSchemaVersion = 3;
 
 enum class PointStatus : std::uint8_t { finished, stalled, nothing_completed, failed, bug };
 inline constexpr std::string_view kPointStatusNames[] = {"finished", "stalled", "nothing_completed", "failed",
@@ -54,7 +57,7 @@ struct PointResult {
   PointStatus status = PointStatus::finished;
   std::string error;                                      ///< one line; empty = none
   std::shared_ptr<const nlohmann::ordered_json> summary;  ///< null = it has none
-  std::string trace, trace_sha256;                        ///< the file that was replayed; empty = made
+  std::set<std::pair<std::string, std::string>> files;    ///< what it rests on: path, SHA-256
   std::optional<Evidence> evidence;                       ///< with a summary
   double wall_s = 0;
 };
@@ -77,7 +80,7 @@ class SweepDatabase {
   /// Makes the file for the space's results, its folder if missing, or goes on with it; no other process can
   /// until this object is gone. InputError, and nothing changed, where it is there without `resume`, is no
   /// database or damaged, is another's, of another schema version, pdsim version, sweep or shard, in use by
-  /// another process, or in a place that cannot be written.
+  /// another process, in a place that cannot be written, or where a file that its points rest on has changed.
   SweepDatabase(const std::string& path, const Space& space, Shard shard, const Open& open);
   /// Opens results to be read. InputError as above.
   explicit SweepDatabase(const std::string& path);
@@ -100,8 +103,8 @@ class SweepDatabase {
   /// `most` at most.
   std::vector<std::pair<std::uint64_t, std::string>> first_errors(std::size_t most = 3) const;
 
-  /// Commits a point, in the place of what it was before. From any thread. InputError when the trace file
-  /// is not what earlier points replayed; DatabaseFailed.
+  /// Commits a point, in the place of what it was before. From any thread. InputError when a file is not
+  /// what it was for earlier points; DatabaseFailed.
   void record(const PointResult& result);
 
   /// The rows as sweep_report() takes them, by point. O(points).
@@ -129,9 +132,10 @@ struct MergeOptions {
 };
 
 /// Joins the results of shards into a new file, in order of point; the file appears when it is whole.
-/// InputError, and no file, for: an output that is there, inputs of different sweeps, objectives or (unless
-/// allowed) versions of pdsim; a point that no input has, unless allowed; a point that several have, unless
-/// allowed and equal in all of them; and what opening says. DatabaseFailed. O(points).
+/// InputError, and no file, for: an output that is there, inputs of different sweeps, objectives, files that
+/// they rest on or (unless allowed) versions of pdsim; a point that no input has, unless allowed; a point
+/// that several have, unless allowed and equal in all of them; and what opening says. DatabaseFailed.
+/// O(points).
 void merge_databases(std::span<const std::string> inputs, const std::string& output,
                      const MergeOptions& options);
 

@@ -7,8 +7,11 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
+#include <vector>
 
 #include "sim/core/error.hpp"
+#include "sim/core/sha256.hpp"
 
 namespace pdsim {
 
@@ -17,6 +20,20 @@ namespace fs = std::filesystem;
 std::string folder_of(const std::string& file) {
   const std::filesystem::path folder = std::filesystem::path(file).parent_path();
   return folder.empty() ? "." : folder.string();
+}
+
+std::string digest_of(const std::string& file) {
+  std::error_code error;
+  if (!fs::is_regular_file(file, error)) return {};
+  std::ifstream stream(file, std::ios::binary);
+  if (!stream) return {};
+  Sha256 digest;
+  std::vector<char> bytes(std::size_t{1} << 20);
+  while (stream) {
+    stream.read(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+    digest.update(std::span(bytes.data(), static_cast<std::size_t>(stream.gcount())));
+  }
+  return stream.bad() ? "" : digest.hex();
 }
 
 void check_folder(const std::string& folder, std::span<const std::string_view> names) {

@@ -12,6 +12,9 @@ namespace pdsim {
 /// The folder that a file is in, "." for one that is named alone.
 std::string folder_of(const std::string& file);
 
+/// SHA-256 of a file's bytes; empty when it cannot be read.
+std::string digest_of(const std::string& file);
+
 /// InputError unless `folder` is a folder that can be written to, or can be made, and none of `names` in it
 /// is a folder itself. Makes nothing.
 void check_folder(const std::string& folder, std::span<const std::string_view> names = {});

@@ -7,7 +7,6 @@
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <functional>
 #include <iterator>
 #include <memory>
@@ -23,6 +22,7 @@
 #include "sim/core/math.hpp"
 #include "sim/core/random.hpp"
 #include "sim/core/sha256.hpp"
+#include "tools/study/files.hpp"
 
 namespace pdsim {
 
@@ -47,7 +47,8 @@ void for_files(json& value, std::string_view key, const std::function<void(json&
   } else if (value.is_string()) {
     const auto text = value.get<std::string>();
     const bool may_be = key == "model" || key == "gpu_profile" || key == "overheads";
-    if ((key == "trace" && text != "-") || (may_be && text.ends_with(".json"))) visit(value);
+    if (key == "profile" || (key == "trace" && text != "-") || (may_be && text.ends_with(".json")))
+      visit(value);
   }
 }
 
@@ -842,16 +843,8 @@ void check_trace_options(const Space& space, const ReplayOptions& options) {
 
 // What a path stands for: its bytes, wherever they lie.
 std::string identity_of(const std::string& path) {
-  std::error_code error;
-  if (!std::filesystem::is_regular_file(path, error)) return std::filesystem::path(path).filename().string();
-  std::ifstream stream(path, std::ios::binary);
-  Sha256 digest;
-  std::vector<char> bytes(std::size_t{1} << 20);
-  while (stream) {
-    stream.read(bytes.data(), static_cast<std::streamsize>(bytes.size()));
-    digest.update(std::span(bytes.data(), static_cast<std::size_t>(stream.gcount())));
-  }
-  return "sha256:" + digest.hex();
+  const std::string digest = digest_of(path);
+  return digest.empty() ? std::filesystem::path(path).filename().string() : "sha256:" + digest;
 }
 
 void identify_files(json& value) {
@@ -894,7 +887,11 @@ std::string identity_of(const Space& space, const ordered_json& root, const Repl
     identify_files(in_force);
     parts["scenario"] = in_force;
   } catch (const InputError&) {  // it takes a parameter to be whole
-    parts["scenario"] = json::parse(space.base.text, nullptr, true, true);
+    json scenario = json::parse(space.base.text, nullptr, true, true);
+    for_files(scenario, "", [&](json& file) {
+      file = identity_of((std::filesystem::path(space.base.folder) / file.get<std::string>()).string());
+    });
+    parts["scenario"] = scenario;
   }
   return sha256_hex(parts.dump());
 }

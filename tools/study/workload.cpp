@@ -2,12 +2,10 @@
 
 #include <fmt/format.h>
 
-#include <filesystem>
-#include <fstream>
-#include <iostream>
 #include <nlohmann/json.hpp>
 
 #include "models/hardware.hpp"
+#include "models/json.hpp"
 #include "sim/cluster/cluster.hpp"
 #include "sim/core/error.hpp"
 #include "tools/study/interrupt.hpp"
@@ -24,14 +22,10 @@ namespace {
 // A file of one's own prices: {"p5en.48xlarge": 41.5, ...}, USD per hour of a whole instance. Those of the
 // scenario's instances join the scenario in force.
 void apply_prices(const std::string& path, LoadedScenario& loaded) {
-  std::ifstream opened;
-  if (path != "-") opened.open(path);
-  if (path != "-" && (!opened || std::filesystem::is_directory(path))) {
-    throw InputError(path, "cannot be read; expected a JSON object of instance: USD per hour");
-  }
+  const std::string text = read_text(path, "a JSON object of instance: USD per hour");
   nlohmann::json prices;
   try {
-    prices = nlohmann::json::parse(path == "-" ? std::cin : opened, nullptr, true, true);
+    prices = nlohmann::json::parse(text, nullptr, true, true);
   } catch (const nlohmann::json::exception& error) {
     throw InputError(path, fmt::format("is not JSON: {}", error.what()));
   }
