@@ -478,8 +478,9 @@ std::string shares_text(const Space& space, const std::vector<ResultRow>& rows, 
   for (const auto& [share, name] : shares)
     parts.push_back(fmt::format("{}{}{} %", name, kJoined, percent(share)));
   std::string text = fmt::format("  what mattered: {}; ", fmt::join(parts, ", "));
-  text += left >= 0 ? fmt::format("interactions{}{} %", kJoined, percent(left))
-                    : std::string("they overlap, since not all combinations are there");
+  constexpr double kRounding = 1e-9;  // shares of a whole grid sum to at most 1, but for that
+  text += left >= -kRounding ? fmt::format("interactions{}{} %", kJoined, percent(std::max(left, 0.0)))
+                             : std::string("they overlap, since not all combinations are there");
   if (all.logarithm) text += " (shares of the logarithm's variance)";
   if (chance > kWorthSaying) {
     text += fmt::format("; with {}, chance alone explains up to {} %", plural(n, "value"), percent(chance));
