@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
@@ -311,14 +312,64 @@ TEST(Analysis, AMarginWithinTheErrorDecidesNothing) {
        "is the margin over the second best in %",
        "pull wins 1 of 5 cells, by 20 %; push none; both none; 1 a tie, within 0.5 %; 3 UNDECIDED, by less "
        "than such figures miss measured ones in the median."});
+  // What no measurement bounds decides nothing either, as in compare: of all rows, or of one in a cell.
   for (ResultRow& row : m.rows) row.errors = {std::nan("")};
-  EXPECT_EQ(undecided(), std::vector<bool>(5, false));
-  expect_in(sweep_report(m.space, m.rows),
-            {"both none; 1 a tie, within 0.5 %; of 4 cells won nothing measured says by how much such figures are "
-             "off."});
+  EXPECT_EQ(undecided(), (std::vector<bool>{true, true, true, false, true}));
+  expect_in(
+      sweep_report(m.space, m.rows),
+      {"none wins any of 5 cells; 1 a tie, within 0.5 %; 4 UNDECIDED, since nothing measured says by how "
+       "much such figures are off.",
+       "? UNDECIDED, though ahead: nothing measured says by how much they are off; the number is the margin "
+       "over "
+       "the second best in %"});
+  for (ResultRow& row : m.rows) row.errors = {0.1};
+  m.rows[2].errors = {std::nan("")};
+  m.rows[3].errors = {1 / 3.};
+  EXPECT_EQ(undecided(), (std::vector<bool>{true, true, false, false, false}));
+  expect_in(
+      sweep_report(m.space, m.rows),
+      {"pull wins 2 of 5 cells, by 20 %; push none; both none; 1 a tie, within 0.5 %; 1 UNDECIDED, by less "
+       "than such figures miss measured ones in the median; 1 UNDECIDED, since nothing measured says by "
+       "how much such figures are off.",
+       "? UNDECIDED, though ahead: by less than such figures miss measured ones, or nothing measured says "
+       "by how much they are off; the number is the margin over the second best in %"});
   for (ResultRow& row : m.rows) row.errors.clear();
   EXPECT_EQ(undecided(), std::vector<bool>(5, false));
   EXPECT_EQ(sweep_report(m.space, m.rows).find("measured"), std::string::npos);
+}
+
+// What is no finite number is none; zeros are a tie; and any number is ahead of 0, by no share of it.
+TEST(Analysis, WhatIsNoNumberWinsNothing) {
+  constexpr double kInfinite = std::numeric_limits<double>::infinity();
+  Made m = made({{"rate", {"1", "2", "4", "8"}}, {"mode", {"pull", "push"}}}, {kGoodput},
+                [](const std::vector<std::uint32_t>& at) {
+                  const double goodput[4][2] = {{std::nan(""), 0.5}, {kInfinite, 0.5}, {0, 0}, {0.5, 0}};
+                  return Values{goodput[at[0]][at[1]]};
+                });
+  for (const bool reversed : {false, true}) {
+    if (reversed) std::ranges::reverse(m.rows);
+    const std::vector<ContrastCell> cells = contrast_cells(m.space, 1, 0, m.rows);
+    for (const std::size_t c : {0u, 1u}) {
+      EXPECT_EQ(cells[c].best, 1u);
+      EXPECT_EQ(cells[c].present, 1u);
+      EXPECT_EQ(cells[c].missing, 1u);
+      EXPECT_EQ(cells[c].margin, std::nullopt);
+    }
+    EXPECT_EQ(cells[2].margin, 0.0);
+    EXPECT_EQ(cells[3].best, 0u);
+    EXPECT_EQ(cells[3].margin, std::nullopt);
+    EXPECT_EQ(comparable(m.space, m.rows)[reversed ? 7 : 0][0], std::nullopt);
+  }
+  m.space.contrasts = {{1, kGoodput}};
+  const std::string report = sweep_report(m.space, m.rows);
+  expect_tidy(report);
+  expect_in(
+      report,
+      {"goodput (requests per second within the SLO): best 0.5 at point 1\nrate 1, mode push\nwhat mattered: "
+       "rate 67 %, mode 0 %; interactions 33 %; with 6 values, chance alone explains up to 60 %",
+       "rate    1    2  4  8\nU !  U !  =  P\nP pull, U push, = a tie, within 0.5 %; the number is the "
+       "margin over the second best in %, ! = the only one that is compared",
+       "push wins 2 of 4 cells, as the only one that is compared; pull 1; 1 a tie, within 0.5 %."});
 }
 
 // 10^(2a + b) is additive in its logarithm, and that is what is explained, as the table says it.

@@ -51,6 +51,12 @@ bool none_measured(const ResultRow& row, std::size_t objective) {
   return objective < row.errors.size() && std::isnan(row.errors[objective]);
 }
 
+// Nothing where the row has failed or has no finite number.
+std::optional<double> value_of(const ResultRow& row, std::size_t objective) {
+  const std::optional<double>& value = row.objectives[objective];
+  return row.finished && value && std::isfinite(*value) ? value : std::nullopt;
+}
+
 bool as_complete(const ResultRow& row, double most) {
   return row.completed >= most - kAsComplete;
 }
@@ -78,9 +84,8 @@ std::vector<Values> comparable(const Space& space, std::span<const ResultRow> ro
   std::vector<Values> out;
   for (const ResultRow& row : rows) {
     Values& values = out.emplace_back(space.objectives.size());
-    if (!row.finished) continue;
     for (std::size_t o = 0; o < values.size(); ++o) {
-      if (!is_latency(space.objectives[o]) || as_complete(row, most)) values[o] = row.objectives[o];
+      if (!is_latency(space.objectives[o]) || as_complete(row, most)) values[o] = value_of(row, o);
     }
   }
   return out;
@@ -170,8 +175,8 @@ Shares explained_shares(const Space& space, std::size_t objective, std::span<con
   double least = std::numeric_limits<double>::infinity(), most = 0;
   for (const SweepPoint& point : space.points) {
     const auto found = by_point.find(point.number);
-    if (found == by_point.end() || !found->second->finished) continue;
-    const std::optional<double>& value = found->second->objectives[objective];
+    if (found == by_point.end()) continue;
+    const std::optional<double> value = value_of(*found->second, objective);
     if (!value) continue;
     values.push_back(value);
     points.push_back(&point);
@@ -217,11 +222,10 @@ std::vector<ContrastCell> contrast_cells(const Space& space, std::uint32_t param
     const auto row = by_point.find(point.number);
     if (row == by_point.end()) {
       ++cell.open;
-    } else if (!row->second->finished || !row->second->objectives[objective]) {
-      ++cell.missing;
+    } else if (const auto value = value_of(*row->second, objective)) {
+      values[found->second].push_back({less ? *value : -*value, point.levels[parameter], row->second});
     } else {
-      const double value = *row->second->objectives[objective];
-      values[found->second].push_back({less ? value : -value, point.levels[parameter], row->second});
+      ++cell.missing;
     }
   }
   for (std::size_t c = 0; c < cells.size(); ++c) {
@@ -238,18 +242,20 @@ std::vector<ContrastCell> contrast_cells(const Space& space, std::uint32_t param
     std::ranges::sort(entries, {}, [](const Entry& e) { return std::pair(e.value, e.level); });
     const Entry& best = entries[0];
     cell.best = best.level;
-    const auto margin_over = [&](const Entry& other) {
-      return std::abs((other.value - best.value) / other.value);
+    if (entries.size() < 2) continue;
+    const auto margin_over = [&](const Entry& other) {  // of equal ones 0, of zeros too
+      return other.value > best.value ? (other.value - best.value) / std::abs(other.value) : 0;
     };
-    if (entries.size() < 2 || entries[1].value == 0) continue;
-    cell.margin = margin_over(entries[1]);
-    if (*cell.margin < kTie) continue;
-    cell.unmeasured = none_measured(*best.row, objective) || none_measured(*entries[1].row, objective);
-    cell.undecided = std::any_of(entries.begin() + 1, entries.end(), [&](const Entry& other) {
-      if (other.value == 0) return false;
-      const double error = std::max(error_of(*best.row, objective), error_of(*other.row, objective));
-      return margin_over(other) <= error;
-    });
+    const double margin = margin_over(entries[1]);
+    if (std::isfinite(margin)) cell.margin = margin;
+    if (margin < kTie) continue;
+    cell.unmeasured =
+        std::ranges::any_of(entries, [&](const Entry& e) { return none_measured(*e.row, objective); });
+    cell.undecided =
+        cell.unmeasured || std::any_of(entries.begin() + 1, entries.end(), [&](const Entry& other) {
+          const double error = std::max(error_of(*best.row, objective), error_of(*other.row, objective));
+          return margin_over(other) <= error;
+        });
   }
   return cells;
 }
@@ -361,7 +367,7 @@ Columns columns_of(const Space& space, const std::vector<ResultRow>& rows) {
     for (std::size_t o = 0; o < space.objectives.size(); ++o) {
       const std::optional<double>& value = values[static_cast<std::size_t>(&row - rows.data())][o];
       columns.objectives[o].push_back(value);
-      columns.left_out[o] += row.finished && row.objectives[o] && !value;
+      columns.left_out[o] += value_of(row, o) && !value;
     }
   }
   return columns;
@@ -460,7 +466,7 @@ std::string front_text(const Space& space, const Columns& columns) {
 std::string shares_text(const Space& space, const std::vector<ResultRow>& rows, std::size_t objective) {
   const Shares all = explained_shares(space, objective, rows);
   const auto n = static_cast<std::size_t>(std::ranges::count_if(
-      rows, [&](const ResultRow& row) { return row.finished && row.objectives[objective].has_value(); }));
+      rows, [&](const ResultRow& row) { return value_of(row, objective).has_value(); }));
   std::vector<std::pair<double, std::string>> shares;
   double left = 1, chance = 0;
   for (std::size_t p = 0; p < space.parameters.size(); ++p) {
@@ -609,9 +615,9 @@ std::string cell_text(const std::vector<const ContrastCell*>& cells, const std::
   if (!counted) {
     const ContrastCell& cell = *cells[0];
     const std::uint32_t outcome = outcome_of(cell);
-    const std::string sign(1, sign_of(outcome, letters));
-    if (outcome == kUndecided) return fmt::format("?{} {:.0f}", letters[*cell.best], 100 * *cell.margin);
+    std::string sign(1, sign_of(outcome, letters));
     if (outcome >= kEven) return sign;
+    if (outcome == kUndecided) sign += letters[*cell.best];
     if (cell.margin) return fmt::format("{} {:.0f}", sign, 100 * *cell.margin);
     return alone(cell) ? sign + " !" : sign;
   }
@@ -680,12 +686,11 @@ std::string verdict_text(const Parameter& parameter, const std::vector<ContrastC
   for (const ContrastCell& cell : cells) {
     const std::uint32_t outcome = outcome_of(cell);
     incomplete += cell.incomplete;
-    undecided += outcome == kUndecided;
+    if (outcome == kUndecided) ++(cell.unmeasured ? unmeasured : undecided);
     even += outcome == kEven;
     nobody += outcome == kNobody;
     open += outcome == kOpen;
     if (outcome >= kUndecided) continue;
-    unmeasured += cell.unmeasured;
     Wins& w = wins[outcome];
     ++w.n;
     w.alone += alone(cell);
@@ -721,12 +726,12 @@ std::string verdict_text(const Parameter& parameter, const std::vector<ContrastC
   if (undecided > 0)
     parts.push_back(
         fmt::format("{} UNDECIDED, by less than such figures miss measured ones in the median", undecided));
+  if (unmeasured > 0) {
+    parts.push_back(fmt::format("{} UNDECIDED, since nothing measured says by how much such figures are off",
+                                unmeasured));
+  }
   if (nobody > 0) parts.push_back(fmt::format("{} where none has a value", nobody));
   if (open > 0) parts.push_back(fmt::format("{} not run to the end", open));
-  if (unmeasured > 0) {
-    parts.push_back(fmt::format("of {} won nothing measured says by how much such figures are off",
-                                plural(unmeasured, "cell")));
-  }
   if (incomplete > 0) {
     parts.push_back(fmt::format("{} not compared, since {} completed fewer requests than others in {} cell",
                                 plural(incomplete, "point"), incomplete == 1 ? "it" : "they",
@@ -783,8 +788,13 @@ std::string contrast_text(const Space& space, const Contrast& contrast, const st
   };
   if (any(kEven)) legend.push_back(fmt::format("= a tie, within {:.1f} %", 100 * kTie));
   if (any(kUndecided)) {
-    legend.push_back(fmt::format("? UNDECIDED, {}less than such figures miss measured ones",
-                                 counted ? "by " : "though ahead: by "));
+    const bool unmeasured = std::ranges::any_of(cells, &ContrastCell::unmeasured);
+    const bool measured = std::ranges::any_of(
+        cells, [](const ContrastCell& cell) { return outcome_of(cell) == kUndecided && !cell.unmeasured; });
+    legend.push_back(fmt::format("? UNDECIDED, {}{}{}{}", counted ? "" : "though ahead: ",
+                                 measured ? "by less than such figures miss measured ones" : "",
+                                 measured && unmeasured ? ", or " : "",
+                                 unmeasured ? "nothing measured says by how much they are off" : ""));
   }
   if (any(kNobody)) legend.emplace_back("- no value");
   if (any(kOpen)) legend.emplace_back("* not run");

@@ -3,7 +3,7 @@
 //
 // Pure functions on columns of results. Nothing here runs or reads anything, and rows may come in any
 // order: all that is returned depends on the rows' points only. A value that a row lacks (its run failed,
-// or the summary had null there) is never taken for a number.
+// or the summary had null there, or no finite number) is never taken for a number.
 #pragma once
 
 #include <cstddef>
@@ -74,10 +74,11 @@ Shares explained_shares(const Space& space, std::size_t objective, std::span<con
 struct ContrastCell {
   std::vector<std::uint32_t> levels;  ///< by parameter; the contrasted one's is 0 and means nothing
   std::optional<std::uint32_t> best;  ///< its level; nothing when none has a value, or some have not run
-  std::optional<double> margin;       ///< over the second best, relative to the second's value; >= 0
+  std::optional<double> margin;       ///< over the second best, relative to the second's value; >= 0;
+                                      ///< nothing over a second of 0
   bool undecided = false;             ///< no tie (kTie), and the best is ahead of another by less than the
-                                      ///< larger error of the two's evidence
-  bool unmeasured = false;            ///< nothing measured says by how much the two may be off
+                                      ///< larger error of the two's evidence, or it is unmeasured
+  bool unmeasured = false;            ///< nothing measured says by how much one of the levels is off
   std::uint32_t present = 0;          ///< levels with a value that is compared
   std::uint32_t missing = 0;          ///< levels that failed, or ran and have no value
   std::uint32_t incomplete = 0;       ///< by latency: levels that completed fewer requests than another here

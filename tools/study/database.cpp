@@ -877,7 +877,7 @@ void SweepDatabase::record(const PointResult& result) {
       }
       for (const auto member : kErrorMembers) {
         const GradeError error = result.evidence ? (*result.evidence).*member : GradeError{};
-        number(error.n > 0 ? std::optional(error.median) : std::nullopt);
+        number(error.known() ? std::optional(error.median) : std::nullopt);
       }
       for (const Columns::Extra& extra : i.columns->extra) {
         std::optional<double> value;
