@@ -7,12 +7,14 @@
 #include <cmath>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <sstream>
 #include <string>
 #include <vector>
 
 #include "tests/tools/run.hpp"
 #include "tests/traces/files.hpp"
+#include "tests/traces/schema.hpp"
 
 namespace pdsim {
 namespace {
@@ -380,61 +382,30 @@ TEST(Describe, WhatCannotWorkIsOneLineAndStatus2) {
   }
 }
 
-// As much of JSON Schema as pdsim's own schemas use; and, where `closed`, no key that the schema leaves out.
-void conform(const ordered_json& value, ordered_json schema, const ordered_json& root, bool closed,
-             const std::string& at = "") {
-  if (schema.contains("$ref")) {
-    schema = root[ordered_json::json_pointer(schema["$ref"].get<std::string>().substr(1))];
-  }
-  if (schema.contains("const")) {
-    EXPECT_EQ(value, schema["const"]) << at;
-  }
-  if (schema.contains("enum")) {
-    EXPECT_NE(std::count(schema["enum"].begin(), schema["enum"].end(), value), 0) << at << value;
-  }
-  if (schema.contains("minimum") && value.is_number()) {
-    EXPECT_GE(value, schema["minimum"]) << at;
-  }
-  if (schema.contains("maximum") && value.is_number()) {
-    EXPECT_LE(value, schema["maximum"]) << at;
-  }
-  if (schema.contains("type")) {
-    const std::string type = value.is_number_integer() ? "integer" : value.type_name();
-    const std::string types = schema["type"].dump();
-    EXPECT_TRUE(types.find(type) != std::string::npos ||
-                (type == "integer" && types.find("number") != std::string::npos))
-        << at << ": " << type << " is not " << types;
-  }
-  if (value.is_object()) {
-    for (const ordered_json& key : schema.value("required", ordered_json::array())) {
-      EXPECT_TRUE(value.contains(key.get<std::string>())) << at << " lacks " << key;
-    }
-    const ordered_json properties = schema.value("properties", ordered_json::object());
-    const ordered_json others = schema.value("additionalProperties", ordered_json());
-    for (const auto& [key, member] : value.items()) {
-      if (properties.contains(key) || others.is_object()) {
-        conform(member, properties.value(key, others), root, closed, at + "/" + key);
-      } else if (!properties.empty()) {
-        EXPECT_FALSE(closed) << at << " has " << key;
-      }
-    }
-  }
-  if (value.is_array() && schema.contains("items")) {
-    for (std::size_t i = 0; i < value.size(); ++i) {
-      conform(value[i], schema["items"], root, closed, at + "/" + std::to_string(i));
-    }
-  }
-}
-
+// Every schema that pdsim prints, against each document that pdsim reads or writes under that name.
 TEST(Schemas, DocumentsConform) {
-  const auto check = [](const std::string& name, const std::string& arguments) {
-    SCOPED_TRACE(name + ": " + arguments);
-    const Ran schema = run("schema " + name), doc = run(arguments);
+  const Folder folder;
+  std::set<std::string> checked;
+  const auto conforms = [&](const std::string& name, const std::string& text) {
+    const Ran schema = run("schema " + name);
     ASSERT_EQ(schema.status, 0) << schema.err;
-    ASSERT_EQ(doc.status, 0) << doc.err;
     const ordered_json root = ordered_json::parse(schema.out);
     EXPECT_EQ(root["$id"], "pdsim." + name + "/1");
-    conform(ordered_json::parse(doc.out), root, root, true);
+    conform(ordered_json::parse(text, nullptr, true, true), root, root, true);
+    checked.insert(name);
+  };
+  const auto check = [&](const std::string& name, const std::string& arguments, int status = 0) {
+    SCOPED_TRACE(name + ": " + arguments);
+    const Ran doc = run(folder, arguments);
+    ASSERT_EQ(doc.status, status) << doc.err;
+    conforms(name, doc.out);
+  };
+  const auto check_files = [&](const std::string& name, const std::string& beneath) {
+    for (const auto& entry : std::filesystem::directory_iterator(beneath)) {
+      if (entry.path().extension() != ".json" || entry.path().string().ends_with("schema.json")) continue;
+      SCOPED_TRACE(name + ": " + entry.path().string());
+      conforms(name, bytes_of(entry.path().string()));
+    }
   };
   for (const std::string& path : shipped()) check("describe", "describe --json '" + path + "'");
   check("describe", "describe --json '" + kPair + "' --set model=gpt-oss-120b --set weights_dtype=mxfp4");
@@ -454,7 +425,6 @@ TEST(Schemas, DocumentsConform) {
   check("thresholds", "thresholds --json --quiet --loads 1,2 --thresholds 0,never --ttls 60 '" + kScenarios +
                           "thresholds.json'");
 
-  const Folder folder;
   folder.file("kernels.csv", "op,dtype,kernel,latency_us,m,n,k\ngemm,bf16,cublas,12,64,4096,4096\n");
   check("kernel-report", "validate kernels --json --gpu h200 '" + (folder / "kernels.csv") + "'");
   folder.file("bench.json", R"({"backend": "vllm", "request_rate": "inf", "burstiness": 1.0, "duration": 1.5,
@@ -469,6 +439,50 @@ TEST(Schemas, DocumentsConform) {
   check("validate-serving", "validate serving --json --quiet '" + (folder / "points.csv") + "'");
   check("evidence", "validate evidence --quiet --serving '" + (folder / "points.csv") + "' --published '" +
                         kScenarios + "published/posting.json'");
+  check("published-report", "validate published --json --quiet '" + kScenarios + "published/posting.json'");
+  check_files("published", kScenarios + "published");
+
+  // A sweep of which one point fails, and one of which none has a value.
+  const std::string scenario = R"({"model": "llama-3.1-8b",
+    "pools": [{"name": "w", "role": "colocated", "instance": "p5en.48xlarge"}],
+    "workload": {"synthetic": {"requests": 40, "rate": 20, "isl": 800, "osl": 16}}})";
+  const std::string sweep = R"({"schema": "pdsim.sweep/1", "scenario": )" + scenario +
+                            R"(, "parameters": {"pools.w.engine.gpu_memory_utilization": [)";
+  folder.file("sweep.json", sweep + "0.05, 0.9]}}");
+  folder.file("fails.json", sweep + "0.05]}}");
+  check("sweep-report", "sweep sweep.json --quiet --json --db a.db");
+  check("sweep-report", "merge a.db --json --db b.db");
+  check("sweep-report", "sweep fails.json --quiet --json --db c.db", 3);
+  check_files("sweep", kScenarios + "sweeps");
+
+  folder.file("scenario.json", scenario);
+  const std::string plan = R"({"scenario": "scenario.json", "menu": [{"instance": "p5en.48xlarge"}],
+    "tensor_parallel": [4, 8], "max_instances": 1, "deployments": ["colocated", "pull"], "slo": )";
+  folder.file("plan.json", plan + R"({"ttft_ms": 500, "tpot_ms": 50}})");
+  folder.file("nothing.json", plan + R"({"ttft_ms": 1}})");
+  check("plan-report", "plan plan.json --quiet --json");
+  check("plan-report", "plan nothing.json --quiet --json", 3);
+  check_files("plan", kScenarios + "plans");
+
+  EXPECT_EQ(run(folder, "replay scenario.json --quiet --out made").status, 0);
+  conforms("run", bytes_of(folder / "made/run.json"));
+  conforms("scenario", described("'" + kPair + "'")["scenario"].dump());
+  folder.file("pings",
+              "bytes   #sent   #ack     total       time     MB/sec    usec/xfer   Mxfers/sec\n"
+              "64      10      =10      1.2k        0.00s      1.77      36.16       0.03\n"
+              "256     10      =10      5k          0.00s     14.80      16.00       0.06\n");
+  EXPECT_EQ(run(folder, "calibrate network pings --instance p5en.48xlarge --out network.json").status, 0);
+  conforms("network-profile", bytes_of(folder / "network.json"));
+  check("fit-bench",
+        "fit --from-bench bench.json --scenario scenario.json --json --quiet --out overheads.json");
+  conforms("overheads", bytes_of(folder / "overheads.json"));
+
+  std::istringstream list(run("schema").out);
+  for (std::string line; std::getline(list, line);) {
+    std::string name;
+    std::istringstream(line) >> name;
+    EXPECT_TRUE(checked.contains(name)) << "no document is checked against " << name;
+  }
 }
 
 TEST(Schemas, AreListedAndFoundByNameOrId) {
