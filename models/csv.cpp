@@ -14,6 +14,13 @@
 
 namespace pdsim {
 
+std::string csv_text(std::string_view text) {
+  if (text.find_first_of(",\"\r\n") == std::string_view::npos) return std::string(text);
+  std::string quoted = "\"";
+  for (const char c : text) quoted.append(c == '"' ? 2 : 1, c);
+  return quoted + '"';
+}
+
 Csv::Csv(const std::filesystem::path& file) : file_(file == "-" ? "<stdin>" : file.string()) {
   const gzFile in = file == "-"                           ? gzdopen(dup(STDIN_FILENO), "rb")
                     : std::filesystem::is_directory(file) ? nullptr

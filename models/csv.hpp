@@ -10,6 +10,9 @@
 
 namespace pdsim {
 
+/// A field of a table that pdsim writes (RFC 4180): what holds a comma, a quote or a line end is quoted.
+std::string csv_text(std::string_view text);
+
 class Csv {
  public:
   /// "-" is stdin. InputError when it cannot be read or has no row under its header. Blank lines are skipped.

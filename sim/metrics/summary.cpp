@@ -12,6 +12,8 @@
 #include <tuple>
 #include <utility>
 
+#include "models/csv.hpp"
+
 namespace pdsim {
 
 namespace {
@@ -584,18 +586,6 @@ Json cost_sources_json(const CostSources& sources) {
   json["taken"] = sources.taken;
   return json;
 }
-
-namespace {
-
-// RFC 4180: what holds a comma, a quote or a line end is quoted. Only session ids come from outside.
-std::string csv_text(std::string_view text) {
-  if (text.find_first_of(",\"\r\n") == std::string_view::npos) return std::string(text);
-  std::string quoted = "\"";
-  for (const char c : text) quoted.append(c == '"' ? 2 : 1, c);
-  return quoted + '"';
-}
-
-}  // namespace
 
 std::string requests_csv(const RunResult& run, const Trace& trace, const std::vector<std::string>& workers) {
   std::string out =

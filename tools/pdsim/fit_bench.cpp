@@ -32,6 +32,7 @@
 #include "sim/core/error.hpp"
 #include "sim/core/histogram.hpp"
 #include "tools/pdsim/commands.hpp"
+#include "tools/pdsim/options.hpp"
 #include "tools/pdsim/serving.hpp"
 #include "tools/study/files.hpp"
 #include "tools/study/interrupt.hpp"
@@ -910,17 +911,9 @@ void add_bench_fit_options(CLI::App& app, BenchFitOptions& options) {
                  "With --from-bench: where to start, a preset or a .json file (default: the scenario's)");
   app.add_option("--rules", options.rules,
                  "With a table: what rows do not state (default: scenarios/serving/rules.json)");
-  for (auto& [name, into, text] :
-       {std::tuple("--only", &options.only,
-                   "With a table: only rows with this field, column=value (repeatable)"),
-        std::tuple("--set", &options.sets,
-                   "With --from-bench: override a value of the scenario, PATH=VALUE "
-                   "(repeatable)")}) {
-    app.add_option(name, *into, text)
-        ->take_all()
-        ->expected(1)
-        ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
-  }
+  add_repeatable(app, "--only", options.only, "With a table: only rows with this field, column=value");
+  add_repeatable(app, "--set", options.sets,
+                 "With --from-bench: override a value of the scenario, PATH=VALUE");
   app.add_option("--seed", options.seed, "With --from-bench: seed of all random streams");
   app.add_option("--jobs", options.jobs, "With --from-bench: simulations at a time; 0 = one for each core");
   app.add_flag("--json", options.json, "With --from-bench: one JSON document (schema pdsim.fit-bench/1)");

@@ -6,16 +6,24 @@
 
 namespace pdsim {
 
-void add_replay_options(CLI::App& app, ReplayOptions& options) {
-  app.add_option("--trace", options.trace, "Trace to replay instead of the scenario's; - is stdin");
-  app.add_option("--format", options.format, "Its format: mooncake, azure, vllm-bench, aiperf");
-  app.add_option("--set", options.sets,
-                 "Override a value: PATH=VALUE, a dotted path into the scenario, pools by name or index "
-                 "(repeatable)")
-      ->type_name("PATH=VALUE")
+CLI::Option* add_repeatable(CLI::App& app, const std::string& name, std::vector<std::string>& values,
+                            const std::string& text) {
+  return app.add_option(name, values, text + " (repeatable)")
       ->take_all()
       ->expected(1)
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+}
+
+void add_set_option(CLI::App& app, std::vector<std::string>& sets) {
+  add_repeatable(app, "--set", sets,
+                 "Override a value: PATH=VALUE, a dotted path into the scenario, pools by name or index")
+      ->type_name("PATH=VALUE");
+}
+
+void add_replay_options(CLI::App& app, ReplayOptions& options) {
+  app.add_option("--trace", options.trace, "Trace to replay instead of the scenario's; - is stdin");
+  app.add_option("--format", options.format, "Its format: mooncake, azure, vllm-bench, aiperf");
+  add_set_option(app, options.sets);
   app.add_option("--seed", options.seed, "Seed of all random streams, instead of the scenario's");
   app.add_option("--prices", options.prices, "JSON file of your prices: {\"INSTANCE\": USD per hour, ...}");
   app.add_flag("--infer-sessions", options.infer_sessions,
@@ -24,10 +32,7 @@ void add_replay_options(CLI::App& app, ReplayOptions& options) {
 }
 
 void add_serving_options(CLI::App& app, ServingOptions& options) {
-  app.add_option("--only", options.only, "Only rows of the table with this field, column=value (repeatable)")
-      ->take_all()
-      ->expected(1)
-      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+  add_repeatable(app, "--only", options.only, "Only rows of the table with this field, column=value");
   app.add_option("--rules", options.rules,
                  "What rows do not state, as JSON (default: scenarios/serving/rules.json)");
   app.add_option("--jobs", options.jobs, "Runs at a time; 0 = one for each core")->capture_default_str();

@@ -465,12 +465,9 @@ void add_sweep(CLI::App& app, Command& run) {
       "I/N: only the points p with p mod N = I, I from 0. /N takes I from the environment. Default: "
       "both from SLURM_ARRAY_TASK_ID and _COUNT, AWS_BATCH_JOB_ARRAY_INDEX and _SIZE, or "
       "JOB_COMPLETION_INDEX and JOB_COMPLETIONS where they are set; 0/1 runs all anyway");
-  sub->add_option("--objective", options->objectives,
-                  "Judge by this instead of the file's objectives: a name such as ttft_p95, or min:PATH or "
-                  "max:PATH into the summary (repeatable)")
-      ->take_all()
-      ->expected(1)
-      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+  add_repeatable(*sub, "--objective", options->objectives,
+                 "Judge by this instead of the file's objectives: a name such as ttft_p95, or min:PATH or "
+                 "max:PATH into the summary");
   sub->add_option(
       "--csv", options->csv,
       "At the end, the view results as CSV, in order of point; - is stdout, and the report then goes "

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "tools/pdsim/commands.hpp"
+#include "tools/pdsim/options.hpp"
 #include "tools/pdsim/published.hpp"
 #include "tools/study/interrupt.hpp"
 #include "tools/study/progress.hpp"
@@ -57,10 +58,7 @@ void add_validate_published(CLI::App& validate, Command& run) {
   auto options = std::make_shared<Options>();
   sub->add_option("DIR", options->folder, "Folder of published results (pdsim schema published), or one file")
       ->required();
-  sub->add_option("--only", options->only, "Only the result of this name (repeatable)")
-      ->take_all()
-      ->expected(1)
-      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+  add_repeatable(*sub, "--only", options->only, "Only the result of this name");
   sub->add_option("--jobs", options->jobs, "Runs at a time; 0 = one for each core")->capture_default_str();
   sub->add_option("--fail-on", options->fail_on,
                   "regression: exit status 4 when a figure is off or a relation does not hold")

@@ -24,6 +24,7 @@
 #include "sim/core/error.hpp"
 #include "sim/metrics/summary.hpp"
 #include "tools/pdsim/commands.hpp"
+#include "tools/pdsim/options.hpp"
 #include "tools/study/files.hpp"
 #include "tools/study/interrupt.hpp"
 #include "tools/study/progress.hpp"
@@ -501,13 +502,7 @@ void add_validate_run(CLI::App& validate_app, Command& run) {
       ->required();
   sub->add_option("--bench-format", options->bench_format,
                   "vllm-bench or aiperf, instead of the format that the file looks like");
-  sub->add_option("--set", options->sets,
-                  "Override a value: PATH=VALUE, a dotted path into the scenario, pools by name or index "
-                  "(repeatable)")
-      ->type_name("PATH=VALUE")
-      ->take_all()
-      ->expected(1)
-      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+  add_set_option(*sub, options->sets);
   sub->add_option("--seed", options->seed, "Seed of all random streams, instead of the scenario's");
   sub->add_option("--csv", options->csv,
                   "Also a CSV row a request, both sides, into this file; - = stdout, instead of the table");

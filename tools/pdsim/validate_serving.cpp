@@ -63,11 +63,7 @@ void add_validate_serving(CLI::App& validate, Command& run) {
                   "concurrency or rate_rps, ttft_ms, tpot_ms, ... ")
       ->required();
   add_serving_options(*sub, options->serving);
-  sub->add_option("--set", options->serving.sets,
-                  "PATH=VALUE in every row's scenario, after the rules (repeatable)")
-      ->take_all()
-      ->expected(1)
-      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+  add_repeatable(*sub, "--set", options->serving.sets, "PATH=VALUE in every row's scenario, after the rules");
   sub->add_option("--csv", options->csv,
                   "Also one CSV row a point, into this file; - = stdout, instead of the table");
   sub->add_flag("--json", options->json, "One JSON document (schema pdsim.validate-serving/1)");

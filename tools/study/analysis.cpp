@@ -270,11 +270,6 @@ std::string number_text(double value) {
   return size >= 1000 ? fmt::format("{:.0f}", value) : fmt::format("{:.4g}", value);
 }
 
-std::string percent(double share) {
-  return 100 * share < 9.95 && 100 * share >= 0.05 ? fmt::format("{:.1f}", 100 * share)
-                                                   : fmt::format("{:.0f}", 100 * share);
-}
-
 std::string plural(std::size_t n, std::string_view word) {
   return fmt::format("{} {}{}", n, word, n == 1 ? "" : "s");
 }
@@ -388,7 +383,7 @@ std::string left_out_text(const Columns& columns, std::size_t o) {
   const std::size_t n = columns.left_out[o];
   if (n == 0) return "";
   return folded(
-      fmt::format("  {} left out: {} completed fewer requests (down to {} %) than the best {} %, "
+      fmt::format("  {} left out: {} completed fewer requests (down to {}) than the best {}, "
                   "and a latency is of completed requests alone",
                   plural(n, "point"), n == 1 ? "it" : "they", percent(columns.least), percent(columns.most)),
       4);
@@ -482,14 +477,14 @@ std::string shares_text(const Space& space, const std::vector<ResultRow>& rows, 
   std::ranges::stable_sort(shares, [](const auto& a, const auto& b) { return a.first > b.first; });
   std::vector<std::string> parts;
   for (const auto& [share, name] : shares)
-    parts.push_back(fmt::format("{}{}{} %", name, kJoined, percent(share)));
+    parts.push_back(fmt::format("{}{}{}", name, kJoined, percent(share)));
   std::string text = fmt::format("  what mattered: {}; ", fmt::join(parts, ", "));
   constexpr double kRounding = 1e-9;  // shares of a whole grid sum to at most 1, but for that
-  text += left >= -kRounding ? fmt::format("interactions{}{} %", kJoined, percent(std::max(left, 0.0)))
+  text += left >= -kRounding ? fmt::format("interactions{}{}", kJoined, percent(std::max(left, 0.0)))
                              : std::string("they overlap, since not all combinations are there");
   if (all.logarithm) text += " (shares of the logarithm's variance)";
   if (chance > kWorthSaying) {
-    text += fmt::format("; with {}, chance alone explains up to {} %", plural(n, "value"), percent(chance));
+    text += fmt::format("; with {}, chance alone explains up to {}", plural(n, "value"), percent(chance));
   }
   return folded(text, 4);
 }
@@ -714,7 +709,7 @@ std::string verdict_text(const Parameter& parameter, const std::vector<ContrastC
             : fmt::format("{} {}", parameter.labels[level], w.n == 0 ? "none" : std::to_string(w.n));
     if (w.measured > 0) {
       const std::string from = percent(w.least), to = percent(w.most);
-      text += from == to ? fmt::format(", by {} %", to) : fmt::format(", by {} to {} %", from, to);
+      text += from == to ? ", by " + to : fmt::format(", by {} to {}", from.substr(0, from.find(' ')), to);
     }
     if (w.alone > 0) {
       text += fmt::format("{} as the only one that is compared",

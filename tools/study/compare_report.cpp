@@ -8,6 +8,7 @@
 #include <set>
 #include <utility>
 
+#include "models/csv.hpp"
 #include "sim/metrics/summary.hpp"
 #include "tools/study/compare.hpp"
 #include "tools/study/statistics.hpp"
@@ -396,13 +397,6 @@ ordered_json run_json(const Comparison& c, const Compared& run) {
 constexpr std::string_view kDecisionNames[] = {"decided", "tie", "undecided", "nobody"};
 
 // ----------------------------------------------------------------------------------------------- CSV
-
-std::string csv_text(const std::string& text) {
-  if (text.find_first_of(",\"\r\n") == std::string::npos) return text;
-  std::string quoted = "\"";
-  for (const char c : text) quoted.append(c == '"' ? 2 : 1, c);
-  return quoted + '"';
-}
 
 std::string folder_name(const std::string& name) {
   std::string folder;

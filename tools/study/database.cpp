@@ -24,6 +24,7 @@
 #include <optional>
 #include <set>
 
+#include "models/csv.hpp"
 #include "models/data.hpp"
 #include "sim/core/error.hpp"
 #include "tools/study/figures.hpp"
@@ -958,12 +959,9 @@ std::vector<ResultRow> SweepDatabase::rows() const {
 void SweepDatabase::write_csv(std::FILE* file) const {
   const std::lock_guard lock(impl_->mutex);
   Statement statement(impl_->db, "SELECT * FROM results ORDER BY point");
-  const auto text = [](std::string_view text) {  // RFC 4180
-    return text.find_first_of(",\"\r\n") == std::string_view::npos ? std::string(text) : in_quotes(text);
-  };
   std::string line;
   for (int c = 0; c < statement.columns(); ++c)
-    line += fmt::format("{}{}", c > 0 ? "," : "", text(statement.name(c)));
+    line += fmt::format("{}{}", c > 0 ? "," : "", csv_text(statement.name(c)));
   while (statement.step()) {
     line += '\n';
     std::fwrite(line.data(), 1, line.size(), file);
@@ -980,7 +978,7 @@ void SweepDatabase::write_csv(std::FILE* file) const {
         case SQLITE_NULL:
           break;
         default:
-          line += text(statement.text(c));
+          line += csv_text(statement.text(c));
       }
     }
   }

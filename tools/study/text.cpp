@@ -20,6 +20,11 @@ std::string grouped(double value, int decimals) {
   return text;
 }
 
+std::string percent(double share) {
+  const double hundredths = std::abs(100 * share);
+  return fmt::format("{:.{}f} %", 100 * share, hundredths >= 0.05 && hundredths < 9.95 ? 1 : 0);
+}
+
 std::size_t columns_of(std::string_view text) {
   return static_cast<std::size_t>(
       std::ranges::count_if(text, [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));

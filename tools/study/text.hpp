@@ -10,6 +10,9 @@ namespace pdsim {
 /// "12,345.68": rounded to `decimals`, whole digits in threes; no sign before a zero.
 std::string grouped(double value, int decimals = 0);
 
+/// "4.2 %", "42 %": one decimal below ten, unless that would say 0.0.
+std::string percent(double share);
+
 /// Columns of a terminal that `text` takes: its code points.
 std::size_t columns_of(std::string_view text);
 

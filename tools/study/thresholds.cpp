@@ -352,10 +352,6 @@ std::string tokens_text(std::int32_t threshold) {
   return threshold == kNeverRead ? "never" : fmt::format("{}", threshold);
 }
 
-std::string percent(double share) {
-  return fmt::format("{:.1f} %", 100 * share);
-}
-
 template <typename T, typename Text>
 std::string range_text(std::string_view what, const Plateau<T>& p, const Text& text) {
   if (p.to_the_least && p.to_the_most) return fmt::format("any {}", what);

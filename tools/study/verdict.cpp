@@ -10,6 +10,8 @@
 #include <string_view>
 #include <tuple>
 
+#include "tools/study/text.hpp"
+
 namespace pdsim {
 
 namespace {
@@ -43,10 +45,6 @@ std::string better_in(const Objective& objective) {
 std::string_view sentence_of(const Objective& objective) {
   const auto* found = std::ranges::find(kObjectives, std::string_view(objective.name), &NamedObjective::name);
   return found != std::end(kObjectives) ? found->sentence : std::string_view(objective.name);
-}
-
-std::string percent(double share) {
-  return fmt::format("{:.{}f} %", share * 100, std::abs(share) < 0.0995 ? 1 : 0);
 }
 
 std::string listed(const std::vector<std::string>& names) {
