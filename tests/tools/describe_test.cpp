@@ -477,6 +477,14 @@ TEST(Schemas, DocumentsConform) {
         "fit --from-bench bench.json --scenario scenario.json --json --quiet --out overheads.json");
   conforms("overheads", bytes_of(folder / "overheads.json"));
 
+  check_files("profile", PDSIM_SOURCE_DIR "/models/profiles");
+  conforms("serving-rules", bytes_of(kScenarios + "serving/rules.json"));
+  folder.file("device.json",
+              R"({"schema": "pdsim.device/1", "device": "NVIDIA L40S", "driver": "580.65", "runtime": 13000,
+                  "sms": 142, "l2_bytes": 100663296, "clock_mhz": 2000, "power_limit_w": null,
+                  "date": "2026-11-30", "peaks": {"copy_gb_s": 690.5}, "status": "finished"})");
+  conforms("device", bytes_of(folder / "device.json"));
+
   std::istringstream list(run("schema").out);
   for (std::string line; std::getline(list, line);) {
     std::string name;
