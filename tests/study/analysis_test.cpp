@@ -2,6 +2,7 @@
 // between-group sum of squares over the total, which for an additive function on a full grid is known; a
 // contrast compares levels with all else equal, and is won by what exceeds the error of such figures and
 // fails no requests; and the report says what is there, within 100 columns.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -216,9 +217,9 @@ std::string unfolded(const std::string& text) {
 // Each part is there whole and once: its lines one after the other, to the last blank between columns, and no
 // longer number, word or line in its place.
 void expect_in(const std::string& report, const std::vector<std::string>& parts) {
-  const std::string text = " " + unfolded(report) + " ";
+  const std::string text = fmt::format(" {} ", unfolded(report));
   for (const std::string& part : parts) {
-    const std::string sought = " " + unfolded(part) + " ";
+    const std::string sought = fmt::format(" {} ", unfolded(part));
     const std::size_t at = text.find(sought);
     EXPECT_NE(at, std::string::npos) << part << "\nis not in\n" << report;
     EXPECT_EQ(at, text.rfind(sought)) << part << "\nis twice in\n" << report;
