@@ -65,6 +65,9 @@ std::set<std::pair<std::string, std::string>> files_read() {
 }
 
 json read_json(const std::filesystem::path& file) {
+  if (file == "-") {
+    return parsed<json>(std::string(std::istreambuf_iterator<char>(std::cin), {}), "<stdin>");
+  }
   std::ifstream stream(file, std::ios::binary);
   if (!stream || std::filesystem::is_directory(file)) {
     throw InputError(file.string(), "cannot be opened for reading; expected a JSON file");

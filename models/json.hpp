@@ -13,8 +13,8 @@
 
 namespace pdsim {
 
-/// Parses a file; comments are allowed. InputError at "file" when it cannot be read, at "file:line" when
-/// it is no JSON.
+/// Parses a file, or stdin for "-"; comments are allowed. InputError at "file" when it cannot be read, at
+/// "file:line" when it is no JSON.
 nlohmann::json read_json(const std::filesystem::path& file);
 
 /// All of a file, or of stdin for "-". InputError at `path`: "cannot be read; expected WHAT".

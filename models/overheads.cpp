@@ -69,7 +69,7 @@ Overheads load_overheads(std::string_view name_or_path, std::string_view place) 
     if (!document.is_object()) throw InputError(place, "is not JSON, expected an object of overheads");
     return one(document, place);
   }
-  if (std::filesystem::path(name_or_path).extension() == ".json") {
+  if (std::filesystem::path(name_or_path).extension() == ".json" || name_or_path == "-") {
     return one(read_json(std::filesystem::path(name_or_path)), name_or_path);
   }
   std::vector<std::string_view> names;

@@ -418,7 +418,7 @@ namespace {
 
 std::filesystem::path profile_file(std::string_view name_or_path, std::string_view place) {
   std::filesystem::path file(name_or_path);
-  if (file.extension() == ".json") return file;
+  if (file.extension() == ".json" || file == "-") return file;
   const std::vector<std::string> names = profile_names();
   std::string name(name_or_path);
   // As find_gpu: of several sizes of a GPU the bare name is the last, which is the largest.

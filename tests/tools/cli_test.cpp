@@ -126,6 +126,40 @@ TEST(CommandLine, ResultsAreAloneOnStdout) {
   EXPECT_NE(scaled.out.find("\"timestamp\": 250,"), std::string::npos) << scaled.out;
 }
 
+// "-" is stdin or stdout wherever a file is named: the same as the file, and none of that name.
+TEST(CommandLine, ADashIsStdinOrStdout) {
+  const Folder folder;
+  folder.file("table.csv", "op,dtype,kernel,latency_us,m,n,k\ngemm,bf16,cublas,12,64,4096,4096\n");
+  folder.file("points.csv",
+              "model,gpu,engine,precision,tp,isl,osl,concurrency,ttft_ms,tpot_ms\n"
+              "llama-3.1-8b,h200,vllm,bf16,1,128,16,1,20,5\n");
+  const std::string rules = PDSIM_SOURCE_DIR "/scenarios/serving/rules.json",
+                    profile = PDSIM_SOURCE_DIR "/models/profiles/h200.json",
+                    published = PDSIM_SOURCE_DIR "/scenarios/published/posting.json";
+  const std::size_t files = folder.files();
+  const auto same = [&](const std::string& arguments, const std::string& dashed, const std::string& input) {
+    SCOPED_TRACE(dashed);
+    const Ran named = run(folder, arguments), piped = run(folder, dashed + " <'" + input + "'");
+    EXPECT_EQ(piped.status, 0) << piped.err;
+    EXPECT_EQ(piped.out, named.out);
+    EXPECT_FALSE(piped.out.empty());
+    EXPECT_EQ(folder.files(), files);
+  };
+  same("validate kernels --worst 0 --gpu h200 table.csv", "validate kernels --worst 0 --gpu h200 -",
+       folder / "table.csv");
+  same("cost gemm --gpu h200 m=64 n=8192 k=8192 dtype=bf16",
+       "cost gemm --gpu h200 m=64 n=8192 k=8192 dtype=bf16 --profile -", profile);
+  same("validate serving points.csv --quiet", "validate serving points.csv --quiet --rules -", rules);
+  same("validate published --quiet --json " + published, "validate published --quiet --json -", published);
+  const std::string evidence = "validate evidence --quiet --serving points.csv --published " + published;
+  same(evidence, evidence + " --out -", "/dev/null");
+  const Ran csv = run(folder, "validate kernels --gpu h200 table.csv --csv -");
+  EXPECT_TRUE(csv.out.starts_with("place,op,dtype,kernel,")) << csv.out;
+  EXPECT_EQ(std::count(csv.out.begin(), csv.out.end(), '\n'), 2) << csv.out;
+  EXPECT_EQ(folder.files(), files);
+  EXPECT_EQ(run(folder, "validate kernels --gpu h200 table.csv --csv - --json").status, 2);
+}
+
 TEST(CommandLine, AFullDiskIsNoticedAndAClosedPipeIsQuiet) {
   if (access("/dev/full", W_OK) != 0) GTEST_SKIP() << "no /dev/full";
   const Folder folder, hidden;

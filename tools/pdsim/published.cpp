@@ -356,7 +356,7 @@ File read_file(const std::string& path) {
 std::vector<std::string> files_in(const std::string& path) {
   std::error_code error;
   if (!std::filesystem::is_directory(path, error)) {
-    if (std::filesystem::exists(path, error)) return {path};
+    if (path == "-" || std::filesystem::exists(path, error)) return {path};
     throw InputError(path, "does not exist, expected a folder of published results, or one such file");
   }
   std::vector<std::string> files;

@@ -425,7 +425,8 @@ ordered_json evidence_json(const Options& options, const std::vector<ServingPoin
 
 int evidence(const Options& options) {
   catch_interrupts();
-  if (!options.out.empty()) {
+  const bool to_stdout = options.out.empty() || options.out == "-";
+  if (!to_stdout) {
     const std::string name = fs::path(options.out).filename().string();
     check_folder(folder_of(options.out), std::vector<std::string_view>{name});
   }
@@ -453,7 +454,7 @@ int evidence(const Options& options) {
   progress.finish();
   if (interrupted()) throw Interrupted{};
   const std::string text = evidence_json(options, points, results).dump(1) + "\n";
-  if (options.out.empty()) {
+  if (to_stdout) {
     std::fwrite(text.data(), 1, text.size(), stdout);
   } else {
     write_files(folder_of(options.out), {{fs::path(options.out).filename().string(), text}});

@@ -145,7 +145,11 @@ std::string csv_text(const KernelTable& table, const std::vector<Checked>& rows)
 
 int validate_kernels(const KernelOptions& options) {
   const std::vector<std::filesystem::path> paths(options.tables.begin(), options.tables.end());
-  if (!options.csv.empty()) check_folder(folder_of(options.csv));
+  const bool csv_to_stdout = options.csv == "-";
+  if (csv_to_stdout && options.json) {
+    throw InputError("--csv -", "with --json both would go to stdout: expected a file, or one of the two");
+  }
+  if (!options.csv.empty() && !csv_to_stdout) check_folder(folder_of(options.csv));
   const Gpu& gpu = find_gpu(options.gpu, "--gpu");
   const Profile profile = load_profile(options.profile.empty() ? gpu.name : options.profile,
                                        options.profile.empty() ? "--gpu" : "--profile");
@@ -185,6 +189,10 @@ int validate_kernels(const KernelOptions& options) {
   worst.resize(shown);
   if (!options.csv.empty()) {
     const std::string text = csv_text(table, rows);
+    if (csv_to_stdout) {
+      fmt::print("{}", text);
+      return kDone;
+    }
     write_files(folder_of(options.csv), {{std::filesystem::path(options.csv).filename().string(), text}});
   }
   constexpr std::string_view kNote =
@@ -264,8 +272,9 @@ void add_validate_kernels(CLI::App& validate, Command& run) {
       ->required();
   sub->add_option("--gpu", options->gpu, "A name in models/gpus.json")->required();
   sub->add_option("--profile", options->profile,
-                  "Kernel profile: a name or a JSON file (default: the GPU's)");
-  sub->add_option("--csv", options->csv, "Write every row, measured and predicted, to this file");
+                  "Kernel profile: a name or a JSON file, - is stdin (default: the GPU's)");
+  sub->add_option("--csv", options->csv,
+                  "Write every row, measured and predicted, to this file; - = stdout, instead of the table");
   sub->add_option("--worst", options->worst, "How many of the worst rows to show")->capture_default_str();
   sub->add_flag("--json", options->json, "One JSON document on stdout (schema pdsim.kernel-report/1)");
   sub->footer(

@@ -56,7 +56,8 @@ void add_validate_published(CLI::App& validate, Command& run) {
   CLI::App* sub = validate.add_subcommand(
       "published", "Replay published results and print their figures beside the simulated ones");
   auto options = std::make_shared<Options>();
-  sub->add_option("DIR", options->folder, "Folder of published results (pdsim schema published), or one file")
+  sub->add_option("DIR", options->folder,
+                  "Folder of published results (pdsim schema published), or one file; - is stdin")
       ->required();
   add_repeatable(*sub, "--only", options->only, "Only the result of this name");
   sub->add_option("--jobs", options->jobs, "Runs at a time; 0 = one for each core")->capture_default_str();
