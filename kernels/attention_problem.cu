@@ -8,9 +8,9 @@
 
 #include "kernels/copy_shape.hpp"
 #include "kernels/decode.hpp"
+#include "kernels/fill.cuh"
 #include "kernels/mla_decode.hpp"
 #include "kernels/mla_reference.hpp"
-#include "kernels/noise.cuh"
 #include "kernels/prefill.hpp"
 #include "kernels/problem.hpp"
 #include "kernels/ragged_batch.hpp"
@@ -200,13 +200,16 @@ std::vector<double> attention_of(const RaggedBatch<Element>& batch) {
 struct Prefill {
   using Element = bf16;
   OnGpu<bf16> in;
-  PrefillTiling tiling = compute_capability() >= 90 ? PrefillTiling::rows32 : PrefillTiling::rows16;
+  PrefillTiling tiling;
   std::vector<PrefillTile> order;
   GpuArray<PrefillTile> tiles;
 
   template <class... Input>
   explicit Prefill(const Input&... input)
-      : in(input...), order(prefill_tiles(in.q_start, in.lengths, tiling)), tiles(order) {}
+      : in(input...),
+        tiling(compute_capability() >= 90 ? PrefillTiling::rows32 : PrefillTiling::rows16),
+        order(prefill_tiles(in.q_start, in.lengths, tiling)),
+        tiles(order) {}
 
   void run(Stream stream) const {
     launch_prefill({in.q.data(), in.out.data(), in.kv, in.q_start_at.data(), tiles.data(),
@@ -254,14 +257,14 @@ struct MlaDecode {
 template <class Kernel>
 double ragged_error(const RaggedShape& shape, std::int32_t width, std::uint64_t seed) {
   static std::map<std::tuple<std::int32_t, std::int32_t, std::int32_t>, double> known;
-  const auto [at, fresh] = known.try_emplace({shape.heads, shape.kv_heads, shape.head_dim}, 0);
-  if (!fresh) return at->second;
+  const std::tuple key{shape.heads, shape.kv_heads, shape.head_dim};
+  if (const auto at = known.find(key); at != known.end()) return at->second;
   const auto batch = random_batch<typename Kernel::Element>(shape, seed);
   const Kernel kernel(batch, width);
   kernel.in.spoil();
   kernel.run(nullptr);
   PDSIM_CUDA(cudaDeviceSynchronize());
-  return at->second = largest_error(kernel.in.out.to_host(), Kernel::reference(batch));
+  return known[key] = largest_error(kernel.in.out.to_host(), Kernel::reference(batch));
 }
 
 template <class Kernel>

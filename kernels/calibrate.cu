@@ -9,6 +9,7 @@
 #include "kernels/measure.hpp"
 #include "kernels/nvml.hpp"
 #include "kernels/problem.hpp"
+#include "kernels/work.hpp"
 #include "sim/core/error.hpp"
 
 namespace pdsim::kernels {
@@ -65,6 +66,17 @@ StopRule rule_of(double budget_s) {
   return {.least_seconds = std::min(0.5, budget_s / 2), .timeout_seconds = budget_s};
 }
 
+/// What peaks are measured on is at most a 64th of a GPU's memory: here x, y and two copies of the weights,
+/// below each of the arrays that are copied.
+std::int64_t peak_side(std::int64_t memory_bytes) {
+  std::int64_t side = 8192;
+  while (side > 16 && 8 * side * side > memory_bytes / 64) side /= 2;
+  return side;
+}
+std::size_t copied_bytes(std::int64_t memory_bytes) {
+  return std::min(CopyMemory::kMostBytes, static_cast<std::size_t>(memory_bytes / 64 / 256 * 256));
+}
+
 /// Thrown where a result is not the reference's.
 struct WrongResult {
   std::string why;
@@ -77,18 +89,27 @@ void require_right(double error, double tolerance) {
 
 class Bench {
  public:
-  Bench(Measurements& into, Mode mode) : out_(into), mode_(mode) {}
+  Bench(Measurements& into, Mode mode)
+      : out_(into), mode_(mode), copies_(copied_bytes(into.gpu.memory_bytes)) {}
 
-  void peaks() {
-    out_.peaks.gemm_bf16_tflops = gemm_tflops(Format::bf16);
-    if (compute_capability() >= kFp8Capability) out_.peaks.gemm_fp8_tflops = gemm_tflops(Format::fp8);
-    const auto run = [this](Stream stream) {
-      PDSIM_CUDA(cudaMemcpyAsync(copies_.to.data(), copies_.from.data(), CopyMemory::kBytes,
-                                 cudaMemcpyDeviceToDevice, stream));
-    };
-    const Measured measured = harness_.time(run, rule_of(kPeakSeconds));
-    if (measured.samples > 0)
-      out_.peaks.copy_gb_per_s = 2 * static_cast<double>(CopyMemory::kBytes) / measured.median_us / 1e3;
+  /// The peaks as points, which peak() takes.
+  std::vector<Point> peaks() const {
+    const std::int64_t side = peak_side(out_.gpu.memory_bytes),
+                       bytes = static_cast<std::int64_t>(copies_.from.size());
+    std::vector<Point> all = {{Op::gemm, Format::bf16, Copy::gather, {side, side, side}, kPeakSeconds},
+                              {Op::kv_copy, Format::bf16, Copy::batch_d2d, {bytes, 1, 0}, kPeakSeconds}};
+    if (out_.gpu.compute_capability >= kFp8Capability)
+      all.push_back({Op::gemm, Format::fp8, Copy::gather, {side, side, side}, kPeakSeconds});
+    return all;
+  }
+
+  void peak(const Point& point) {
+    if (point.op == Op::kv_copy) return copy_peak();
+    LinearProblem problem(point.at("m"), point.at("n"), point.at("k"), point.format, ++seed_);
+    const Measured measured = best(problem, point.format, point.budget_s).first;
+    require_samples(measured);
+    (point.format == Format::bf16 ? out_.peaks.gemm_bf16_tflops : out_.peaks.gemm_fp8_tflops) =
+        work(point).flops / measured.median_us / 1e6;
   }
 
   void measure(const Point& point) {
@@ -110,21 +131,30 @@ class Bench {
  private:
   static constexpr double kPeakSeconds = 1;
 
-  double gemm_tflops(Format format) {
-    constexpr std::int64_t kSide = 8192;
-    LinearProblem problem(kSide, kSide, kSide, format, ++seed_);
-    const auto [measured, algorithm] = best(problem, format, kPeakSeconds);
-    return measured.samples > 0 ? 2.0 * kSide * kSide * kSide / measured.median_us / 1e6 : 0;
+  void copy_peak() {
+    const auto run = [this](Stream stream) {
+      PDSIM_CUDA(cudaMemcpyAsync(copies_.to.data(), copies_.from.data(), copies_.to.size(),
+                                 cudaMemcpyDeviceToDevice, stream));
+    };
+    const Measured measured = harness_.time(run, rule_of(kPeakSeconds));
+    require_samples(measured);
+    out_.peaks.copy_gb_per_s = 2 * static_cast<double>(copies_.to.size()) / measured.median_us / 1e3;
   }
 
-  /// The fastest of the algorithms that are right, tried shortly and then timed as the budget allows.
-  std::pair<Measured, int> best(LinearProblem& problem, Format format, double budget_s) {
+  /// Of all its algorithms.
+  static void require_right_gemm(LinearProblem& problem, Format format) {
     const double tolerance = format == Format::fp8 ? kFp8GemmTolerance : kGemmTolerance;
+    for (int i = 0; i < problem.algorithms(); ++i) require_right(problem.error(i), tolerance);
+  }
+
+  /// The fastest of the algorithms, which must all be right, tried shortly and then timed as the budget
+  /// allows.
+  std::pair<Measured, int> best(LinearProblem& problem, Format format, double budget_s) {
     const StopRule trial{.least_seconds = 0, .timeout_seconds = budget_s / 8, .noise = 1, .least_samples = 3};
     int chosen = -1;
     double least_us = 0;
+    require_right_gemm(problem, format);
     for (int i = 0; i < problem.algorithms(); ++i) {
-      require_right(problem.error(i), tolerance);
       const Measured tried = time(problem, i, trial);
       if (tried.samples > 0 && (chosen < 0 || tried.median_us < least_us)) {
         chosen = i;
@@ -144,6 +174,7 @@ class Bench {
     if (point.format == Format::fp8 && compute_capability() < kFp8Capability)
       throw InputError("fp8", "no tensor cores for it; expected sm_89 or newer");
     LinearProblem problem(point.at("m"), point.at("n"), point.at("k"), point.format, seed_);
+    if (mode_ == Mode::check) return require_right_gemm(problem, point.format);
     const auto [measured, algorithm] = best(problem, point.format, point.budget_s);
     keep({point, "cublasLt", problem.describe(algorithm) + " of " + std::to_string(problem.algorithms()),
           measured});
@@ -156,8 +187,9 @@ class Bench {
                            seed_);
     require_right(problem.error(), kGemmTolerance);
     if (mode_ == Mode::check) return;
-    keep({point, "cublas-grouped", "",
-          harness_.time([&](Stream stream) { problem.run(stream); }, rule_of(point.budget_s))});
+    time_and_keep(
+        {point, "cublas-grouped", "", {}}, [&](Stream stream) { problem.run(stream); }, Harness::Cache::cold,
+        Harness::Posting::hidden);
   }
 
   Problem copy_of(const Point& point) {
@@ -167,32 +199,49 @@ class Bench {
   void ready(const Point& point, const Problem& problem) {
     require_right(problem.error(), problem.tolerance);
     if (mode_ == Mode::check) return;
-    keep({point, problem.kernel, problem.choice,
-          harness_.time(problem.run, rule_of(point.budget_s), problem.cache, problem.posting)});
+    time_and_keep({point, problem.kernel, problem.choice, {}}, problem.run, problem.cache, problem.posting);
   }
 
   void interference(const Point& point) {
     const Problem copy = copy_of(point);
     require_right(copy.error(), copy.tolerance);
     LinearProblem gemm(point.at("m"), point.at("n"), point.at("k"), point.format, seed_);
+    if (mode_ == Mode::check) return require_right_gemm(gemm, point.format);
     const auto [gemm_alone, algorithm] = best(gemm, point.format, point.budget_s / 4);
     const StopRule rule = rule_of(point.budget_s / 4);
     const auto multiply = [&, chosen = algorithm](Stream stream) { gemm.run(chosen, stream); };
-    Interference found{
-        point, harness_.time(copy.run, rule, Harness::Cache::as_is, copy.posting), {}, gemm_alone, {}};
-    if (found.copy_alone.samples == 0 || gemm_alone.samples == 0)
-      throw InputError("clock", "throttled throughout");
+    // Posted as beside the other, where the stream is held: or the two times of a copy would differ by that.
+    Interference found{point, harness_.time(copy.run, rule, Harness::Cache::as_is), {}, gemm_alone, {}};
+    require_samples(found.copy_alone);
+    require_samples(gemm_alone);
     const double copy_us = found.copy_alone.median_us, gemm_us = gemm_alone.median_us;
     found.copy_beside = harness_.time_beside(copy.run, copy_us, multiply, gemm_us, rule);
     found.gemm_beside = harness_.time_beside(multiply, gemm_us, copy.run, copy_us, rule);
-    if (found.copy_beside.samples == 0 || found.gemm_beside.samples == 0)
-      throw InputError("clock", "throttled throughout");
+    require_samples(found.copy_beside);
+    require_samples(found.gemm_beside);
     out_.interference.push_back(found);
   }
 
+  /// Where an operation's posting waits for the stream, as that of a library may, posting is counted and the
+  /// row says so.
+  void time_and_keep(Row row, const Operation& run, Harness::Cache cache, Harness::Posting posting) {
+    const StopRule rule = rule_of(row.point.budget_s);
+    try {
+      row.measured = harness_.time(run, rule, cache, posting);
+    } catch (const NotApart&) {
+      row.measured = harness_.time(run, rule, cache, Harness::Posting::counted);
+      row.choice += row.choice.empty() ? "posting counted" : " posting counted";
+    }
+    keep(std::move(row));
+  }
+
   void keep(Row row) {
-    if (row.measured.samples == 0) throw InputError("clock", "throttled throughout");
+    require_samples(row.measured);
     out_.rows.push_back(std::move(row));
+  }
+
+  static void require_samples(const Measured& measured) {
+    if (measured.samples == 0) throw InputError("clock", "throttled throughout");
   }
 
   Measurements& out_;
@@ -201,6 +250,33 @@ class Bench {
   CopyMemory copies_;
   std::uint64_t seed_ = 0;
 };
+
+/// Whether CUDA works on after a call failed: the error of a kernel stays with the context for good.
+bool alive() {
+  cudaGetLastError();
+  return cudaDeviceSynchronize() == cudaSuccess;
+}
+
+/// Does what a point asks for and books what that throws. False where CUDA itself is broken.
+bool attempt(Measurements& into, const Point& point, const std::function<void(const Point&)>& measure) {
+  try {
+    measure(point);
+  } catch (const GpuMemoryShort& error) {
+    into.skipped.push_back({point, error.what()});
+  } catch (const InputError& error) {
+    into.skipped.push_back({point, error.what()});
+  } catch (const NotApart& error) {
+    into.skipped.push_back({point, error.what()});
+  } catch (const WrongResult& error) {
+    into.wrong.push_back({point, error.why});
+  } catch (const CudaError& error) {
+    if (alive())
+      into.wrong.push_back({point, error.what()});
+    else
+      into.broken = describe(point) + ": " + error.what();
+  }
+  return into.broken.empty();
+}
 
 }  // namespace
 
@@ -230,30 +306,18 @@ Measurements calibrate(std::span<const Point> points, const Watch& watch, Mode m
   Measurements result;
   result.gpu = facts();
   Bench bench(result, mode);
-  const Point* at = nullptr;
-  try {
-    if (mode == Mode::measure) bench.peaks();
-    for (std::size_t i = 0; i < points.size(); ++i) {
-      if (watch.stop && watch.stop()) {
-        result.interrupted = true;
-        break;
-      }
-      if (watch.progress) watch.progress(i, points.size());
-      at = &points[i];
-      try {
-        bench.measure(points[i]);
-      } catch (const GpuMemoryShort& error) {
-        result.skipped.push_back({points[i], error.what()});
-      } catch (const InputError& error) {
-        result.skipped.push_back({points[i], error.what()});
-      } catch (const WrongResult& error) {
-        result.wrong.push_back({points[i], error.why});
-      }
+  if (mode == Mode::measure) {
+    for (const Point& point : bench.peaks()) {
+      if (!attempt(result, point, [&](const Point& peak) { bench.peak(peak); })) return result;
     }
-  } catch (const WrongResult& error) {  // of a peak: cuBLAS itself
-    result.broken = "the peak's result " + error.why;
-  } catch (const CudaError& error) {  // sticky: the context is gone
-    result.broken = (at == nullptr ? std::string("the peaks") : describe(*at)) + ": " + error.what();
+  }
+  for (std::size_t i = 0; i < points.size(); ++i) {
+    if (watch.stop && watch.stop()) {
+      result.interrupted = true;
+      break;
+    }
+    if (watch.progress) watch.progress(i, points.size());
+    if (!attempt(result, points[i], [&](const Point& point) { bench.measure(point); })) break;
   }
   return result;
 }

@@ -29,7 +29,7 @@ struct GpuFacts {
 /// The best that the GPU did at what it should do best: what achieved figures are held against.
 struct Peaks {
   double copy_gb_per_s = 0;                          ///< device to device, bytes read and bytes written
-  double gemm_bf16_tflops = 0, gemm_fp8_tflops = 0;  ///< square, 8192; 0: not in hardware
+  double gemm_bf16_tflops = 0, gemm_fp8_tflops = 0;  ///< square, 8192 where memory allows; 0: no figure
 };
 
 struct Row {
@@ -56,9 +56,9 @@ struct Measurements {
   std::vector<Row> rows;
   std::vector<Interference> interference;
   std::vector<NotMeasured> skipped;  ///< this GPU cannot: too little memory, no such format, no second GPU
-  std::vector<NotMeasured> wrong;  ///< the result was not the reference's, or the kernel failed: never timed
+  std::vector<NotMeasured> wrong;    ///< the result was not the reference's, or a call of it failed: no row
   bool interrupted = false;
-  std::string broken;  ///< CUDA itself failed, and nothing after that could be measured
+  std::string broken;  ///< CUDA itself failed, at which point and why; nothing after it could be measured
 };
 
 /// Asked and told between points.
@@ -79,8 +79,9 @@ enum class Mode : std::uint8_t {
   check     ///< compares each point with its reference and times none
 };
 
-/// Goes through the points in order. In builds with CUDA only; requires find_gpu. Throws
-/// CudaError where not even the harness can be set up.
+/// Goes through the points in order; what goes wrong at one ends that one, unless CUDA itself is broken. In
+/// builds with CUDA only; requires find_gpu. Throws CudaError, GpuMemoryShort where not even the harness can
+/// be set up.
 Measurements calibrate(std::span<const Point> points, const Watch& watch, Mode mode = Mode::measure);
 
 }  // namespace pdsim::kernels

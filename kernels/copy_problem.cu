@@ -4,8 +4,8 @@
 #include <memory>
 
 #include "kernels/copy_shape.hpp"
+#include "kernels/fill.cuh"
 #include "kernels/kv_copy.hpp"
-#include "kernels/noise.cuh"
 #include "kernels/problem.hpp"
 #include "sim/core/error.hpp"
 
@@ -74,9 +74,15 @@ struct PeerMemory {
     if (status != cudaErrorPeerAccessAlreadyEnabled) PDSIM_CUDA(status);
     cudaGetLastError();
     PDSIM_CUDA(cudaSetDevice(other()));
-    const cudaError_t allocated = cudaMalloc(&data, bytes);
+    void* p = nullptr;
+    const cudaError_t allocated = cudaMalloc(&p, bytes);
     PDSIM_CUDA(cudaSetDevice(here));
+    if (allocated == cudaErrorMemoryAllocation) {
+      cudaGetLastError();
+      throw GpuMemoryShort(std::to_string(bytes >> 20) + " MiB are not free on the second GPU");
+    }
     PDSIM_CUDA(allocated);
+    data = static_cast<unsigned char*>(p);
   }
   ~PeerMemory() {
     cudaSetDevice(other());
@@ -101,7 +107,7 @@ struct EngineCopy {
 
   EngineCopy(Copy kind_of, std::int64_t run_bytes, std::int64_t runs, CopyMemory& shared, std::uint64_t seed)
       : kind(kind_of), memory(shared), total(static_cast<std::size_t>(run_bytes * runs)) {
-    if (total > CopyMemory::kBytes)
+    if (total > memory.to.size())
       throw InputError("runs", "more bytes in all than copies are given memory for");
     if (kind == Copy::peer) peer = std::make_unique<PeerMemory>(total);
     order = page_table(static_cast<std::int32_t>(runs), static_cast<std::int32_t>(runs), seed);
@@ -183,7 +189,7 @@ struct EngineCopy {
 
 }  // namespace
 
-CopyMemory::CopyMemory() {
+CopyMemory::CopyMemory(std::size_t bytes) : host_in(bytes), host_out(bytes), from(bytes), to(bytes) {
   fill_bytes(from, 1);
   PDSIM_CUDA(cudaMemcpy(host_in.data(), from.data(), from.size(), cudaMemcpyDeviceToHost));
   fill_bytes(from, 2);

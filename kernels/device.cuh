@@ -2,7 +2,7 @@
 // one PTX instruction; under g++ and clang it is the emulator's (emulator.hpp), so that kernel source is the
 // same to the letter. PTX ISA 9.0 defines the instructions and the layouts of their fragments.
 //
-// A program has the kernels of one side: units that include this header are all .cu files or all tests.
+// A program has the kernels of one side: units that include this header are all compiled by nvcc, or none is.
 //
 // Fragments. Element (row, column) of
 //   A, 16 x 16 bf16: register column / 8 * 2 + row / 8, of lane row % 8 * 4 + column % 8 / 2, half column % 2
@@ -85,7 +85,7 @@ PDSIM_DEVICE T shuffle(T value, int lane) {
   return __shfl_sync(0xffffffffu, value, lane);
 }
 
-/// 16 bytes, both ends aligned, past L1; zeros, and nothing read, where not valid.
+/// 16 bytes, both ends aligned, past L1; zeros, and nothing read, where not valid (aligned even then).
 PDSIM_DEVICE void copy_async(void* shared, const void* global, bool valid) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global),
                "r"(valid ? 16 : 0)
@@ -163,6 +163,23 @@ PDSIM_DEVICE std::uint32_t multiply_bf16x2(std::uint32_t a, std::uint32_t b) {
   return product;
 }
 
+/// The GPU's wall clock, ns; the cycles of the multiprocessor that this runs on; and which one that is.
+PDSIM_DEVICE std::uint64_t wall_clock_ns() {
+  std::uint64_t ns;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(ns));
+  return ns;
+}
+PDSIM_DEVICE std::uint64_t clock_cycles() {
+  std::uint64_t cycles;
+  asm volatile("mov.u64 %0, %%clock64;" : "=l"(cycles));
+  return cycles;
+}
+PDSIM_DEVICE std::uint32_t multiprocessor() {
+  std::uint32_t id;
+  asm volatile("mov.u32 %0, %%smid;" : "=r"(id));
+  return id;
+}
+
 /// 16 bytes that will not be wanted again: they take no room in L1.
 PDSIM_DEVICE Vec16 load_streaming(const Vec16* p) {
   Vec16 v;
@@ -181,7 +198,7 @@ PDSIM_DEVICE void store_streaming(Vec16* p, const Vec16& v) {
 
 template <class... Parameters>
 void launch(void (*kernel)(Parameters...), const Launch& launch, std::type_identity_t<Parameters>... args) {
-  emulator::run(launch, [&] { kernel(args...); });
+  emulator::launch(launch, [=] { kernel(args...); });
 }
 
 template <class T>
@@ -334,6 +351,16 @@ inline std::uint32_t multiply_bf16x2(std::uint32_t a, std::uint32_t b) {
   unpack_bf16(a, x[0], x[1]);
   unpack_bf16(b, y[0], y[1]);
   return pack_bf16(x[0] * y[0], x[1] * y[1]);
+}
+
+inline std::uint64_t wall_clock_ns() {
+  return emulator::time.look();
+}
+inline std::uint64_t clock_cycles() {
+  return emulator::time.cycles;
+}
+inline std::uint32_t multiprocessor() {
+  return blockIdx.x;
 }
 
 inline Vec16 load_streaming(const Vec16* p) {

@@ -19,6 +19,8 @@ namespace emulator {
 
 Settings settings;
 BankCounters banks;
+Time time;
+void (*take_launch)(const Launch&, std::function<void()>) = nullptr;
 
 namespace {
 
@@ -264,6 +266,11 @@ void run(const Launch& launch, const std::function<void()>& thread) {
   for (const unsigned i : order) run_block(unravel(i, launch.grid));
 }
 
+void launch(const Launch& launch, std::function<void()> thread) {
+  if (take_launch != nullptr) return take_launch(launch, std::move(thread));
+  run(launch, thread);
+}
+
 void fail(const std::string& what) {
   throw Failure(place(block.current) + what);
 }
@@ -306,7 +313,7 @@ void barrier() {
 
 void copy_async(void* shared, const void* global, bool valid) {
   note_access(Access::copy_async, shared, 16);
-  if (valid && reinterpret_cast<std::uintptr_t>(global) % 16 != 0)
+  if (reinterpret_cast<std::uintptr_t>(global) % 16 != 0)
     fail("copy_async from an address that is no multiple of 16");
   std::memset(shared, kInFlight, 16);
   current_thread().open.push_back({shared, global, valid});

@@ -10,8 +10,8 @@
 #include <type_traits>
 #include <vector>
 
+#include "kernels/fill.cuh"
 #include "kernels/gpu_memory.hpp"
-#include "kernels/noise.cuh"
 #include "kernels/reference.hpp"
 #include "sim/core/error.hpp"
 
@@ -20,6 +20,7 @@ namespace {
 
 void check_cublas(cublasStatus_t status, const char* call, const char* file, int line) {
   if (status == CUBLAS_STATUS_SUCCESS) return;
+  if (status == CUBLAS_STATUS_ALLOC_FAILED) throw GpuMemoryShort("cuBLAS found too little memory free");
   throw CudaError(std::string(file) + ":" + std::to_string(line) + ": " + call + ": " +
                   cublasGetStatusString(status));
 }
@@ -201,9 +202,15 @@ struct LinearProblem::State {
     preference.reset(made_preference);
     PDSIM_CUBLAS(cublasLtMatmulPreferenceSetAttribute(
         preference.get(), CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &kWorkspace, sizeof kWorkspace));
+    const std::uint32_t in_fp32 = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;  // where the depth is split
+    PDSIM_CUBLAS(cublasLtMatmulPreferenceSetAttribute(
+        preference.get(), CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &in_fp32, sizeof in_fp32));
     const cublasStatus_t status =
         cublasLtMatmulAlgoGetHeuristic(handle.get(), operation.get(), w.get(), x.get(), y.get(), y.get(),
                                        preference.get(), kProposed, proposed.data(), &count);
+    const auto unusable = [](const auto& result) { return result.state != CUBLAS_STATUS_SUCCESS; };
+    count = static_cast<int>(std::remove_if(proposed.begin(), proposed.begin() + count, unusable) -
+                             proposed.begin());
     if (status == CUBLAS_STATUS_NOT_SUPPORTED || (status == CUBLAS_STATUS_SUCCESS && count == 0)) {
       throw InputError("cublasLt", "no algorithm for [" + std::to_string(m) + ", " + std::to_string(k) +
                                        "] x [" + std::to_string(k) + ", " + std::to_string(n) + "] " +

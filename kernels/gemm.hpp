@@ -20,8 +20,7 @@ namespace pdsim::kernels {
 class LinearProblem {
  public:
   /// `m` rows; fp8 is given more rows up to a multiple of 16, which its kernels ask for. Fresh random
-  /// matrices by `seed`. Throws CudaError where memory is short; InputError where cuBLASLt knows no
-  /// algorithm.
+  /// matrices by `seed`. Throws GpuMemoryShort, CudaError; InputError where cuBLASLt knows no algorithm.
   LinearProblem(std::int64_t m, std::int64_t n, std::int64_t k, Format format, std::uint64_t seed);
   ~LinearProblem();
   LinearProblem(const LinearProblem&) = delete;
@@ -50,7 +49,7 @@ inline constexpr double kGemmTolerance = 0x1p-6, kFp8GemmTolerance = 0x1p-4;
 /// to hidden, over the experts that have rows, which are as many each as can be. bf16.
 class ExpertsProblem {
  public:
-  /// Throws CudaError, also where memory is short.
+  /// Throws GpuMemoryShort, CudaError.
   ExpertsProblem(std::int64_t tokens, const Experts& experts, std::uint64_t seed);
   ~ExpertsProblem();
   ExpertsProblem(const ExpertsProblem&) = delete;

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <stdexcept>
 #include <thread>
 
 #include "kernels/device.cuh"
@@ -21,32 +20,26 @@ double seconds_since(Clock::time_point start) {
 
 /// The wall clock of the GPU in ns and the cycles of one of its multiprocessors, taken together.
 struct Timestamp {
-  unsigned long long ns, cycles;
+  std::uint64_t ns, cycles;
 };
 
 /// Written by the block, of many, that runs on multiprocessor 0: cycles are each multiprocessor's own.
 PDSIM_KERNEL void take_timestamp(volatile Timestamp* to) {
-  unsigned multiprocessor = 0;
-  asm volatile("mov.u32 %0, %%smid;" : "=r"(multiprocessor));
-  if (multiprocessor != 0) return;
-  unsigned long long ns = 0, cycles = 0;
-  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(ns));
-  asm volatile("mov.u64 %0, %%clock64;" : "=l"(cycles));
+  if (multiprocessor() != 0) return;
+  const std::uint64_t ns = wall_clock_ns(), cycles = clock_cycles();
   to->ns = ns;
   to->cycles = cycles;
 }
 
 /// Host and GPU: 0 hold, 1 go, 2 gave up.
 enum : int { kHold, kGo, kGaveUp };
-constexpr unsigned long long kPatienceNs = 1'000'000'000;
+constexpr std::uint64_t kPatienceNs = 1'000'000'000;
 
 /// Spins until the host says go. Never for ever: what the host posts may need the queue that this blocks.
 PDSIM_KERNEL void hold(volatile int* flag) {
-  unsigned long long start = 0, now = 0;
-  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(start));
+  const std::uint64_t start = wall_clock_ns();
   while (*flag == kHold) {
-    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
-    if (now - start > kPatienceNs) *flag = kGaveUp;
+    if (wall_clock_ns() - start > kPatienceNs) *flag = kGaveUp;
   }
 }
 
@@ -148,22 +141,22 @@ struct Harness::State {
     stamp(1);
     main.wait();
     other.wait();
-    return in_time && other_ended.since_us(end) > 0 ? end.since_us(begin) : -1;
+    const double us = end.since_us(begin);
+    return in_time && other_ended.since_us(begin) > us ? us : -1;
   }
 
-  /// Samples until the rule stops; `next` gives one, negative where it failed.
+  /// Samples until the rule stops; `next` gives one, negative where it failed: NotApart after `most_failed`
+  /// in a row.
   template <class Next>
-  Measured series(const StopRule& rule, Next next) {
+  Measured series(const StopRule& rule, int most_failed, Next next) {
     Series series(rule, nominal_mhz);
     const Clock::time_point start = Clock::now();
     int failed_in_a_row = 0;
     while (series.stop() == Stop::none) {
       const double us = next();
       if (us < 0) {
-        constexpr int kMostFailed = 12;  // of time_beside, each with twice the background of the one before
-        if (++failed_in_a_row == kMostFailed)
-          throw std::runtime_error(
-              "the operation could not be kept apart from its posting, or beside another");
+        if (++failed_in_a_row == most_failed)
+          throw NotApart("the operation could not be kept apart from its posting, or beside another");
         continue;
       }
       failed_in_a_row = 0;
@@ -185,14 +178,16 @@ Stream Harness::stream() const {
 Measured Harness::time(const Operation& operation, const StopRule& rule, Cache cache, Posting posting) {
   for (int i = 0; i < 2; ++i) operation(stream());
   state_->main.wait();
-  return state_->series(rule, [&] { return state_->sample(operation, cache, posting); });
+  constexpr int kMostFailed = 3;  // each has held the host up for kPatienceNs
+  return state_->series(rule, kMostFailed, [&] { return state_->sample(operation, cache, posting); });
 }
 
 Measured Harness::time_beside(const Operation& operation, double operation_us, const Operation& background,
                               double background_us, const StopRule& rule) {
   // Each may be slowed to a half by the other.
   int times = 1 + static_cast<int>(std::min(1000.0, 4 * operation_us / background_us));
-  return state_->series(rule, [&] {
+  constexpr int kMostFailed = 12;  // each with twice the background of the one before
+  return state_->series(rule, kMostFailed, [&] {
     const double us = state_->sample_beside(operation, background, times);
     if (us < 0) times = std::min(2 * times, 4000);
     return us;

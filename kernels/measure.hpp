@@ -9,6 +9,7 @@
 
 #include <functional>
 #include <memory>
+#include <stdexcept>
 
 #include "kernels/launch.hpp"
 #include "kernels/statistics.hpp"
@@ -17,6 +18,13 @@ namespace pdsim::kernels {
 
 /// Posts the operation on a stream and returns; called once a sample, and first for warm-up.
 using Operation = std::function<void(Stream)>;
+
+/// The operation could not be measured so: its posting waits for the stream that is held, or it outlives
+/// whatever runs beside it.
+class NotApart : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
 
 class Harness {
  public:
@@ -35,13 +43,14 @@ class Harness {
     counted  ///< the time runs from the first launch on: what a descriptor costs is part of it
   };
 
-  /// Runs the operation until the rule says stop; twice before, unmeasured. Leaves the stream empty.
+  /// Runs the operation until the rule says stop; twice before, unmeasured. Leaves the stream empty. Throws
+  /// NotApart (hidden: after some seconds), CudaError.
   Measured time(const Operation& operation, const StopRule& rule, Cache cache = Cache::cold,
                 Posting posting = Posting::hidden);
 
   /// The same while `background` runs again and again on another stream, from before each sample until after
   /// it: a sample that outlived it is not used, and the next gets twice as much. Requires the time of both
-  /// alone.
+  /// alone, and that both have run. Throws as above.
   Measured time_beside(const Operation& operation, double operation_us, const Operation& background,
                        double background_us, const StopRule& rule);
 

@@ -9,10 +9,6 @@
 #include "kernels/numbers.cuh"
 #include "kernels/qualifiers.cuh"
 
-#ifdef __CUDACC__
-#include "kernels/device.cuh"
-#endif
-
 namespace pdsim::kernels {
 
 /// Uniform in [-1, 1), a multiple of 2^-23: the finaliser of splitmix64 (Steele, Lea, Flood 2014).
@@ -33,28 +29,5 @@ PDSIM_HOST_DEVICE T noise_as(std::uint64_t seed, std::uint64_t i, float scale) {
     return to_fp8(scale * noise(seed, i));
   }
 }
-
-#ifdef __CUDACC__
-
-template <class T>
-PDSIM_KERNEL void fill_kernel(T* to, std::uint64_t size, std::uint64_t seed, float scale) {
-  const std::uint64_t step = std::uint64_t{gridDim.x} * blockDim.x;
-  for (std::uint64_t i = std::uint64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < size; i += step)
-    to[i] = noise_as<T>(seed, i, scale);
-}
-
-/// Fills with noise of [-scale, scale).
-template <class T>
-void fill(T* to, std::uint64_t size, std::uint64_t seed, float scale, Stream stream) {
-  if (size == 0) return;
-  const std::uint64_t blocks = (size + 255) / 256;
-  launch(
-      fill_kernel<T>,
-      Launch{
-          .grid = {static_cast<unsigned>(blocks < 4096 ? blocks : 4096)}, .block = {256}, .stream = stream},
-      to, size, seed, scale);
-}
-
-#endif
 
 }  // namespace pdsim::kernels

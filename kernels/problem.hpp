@@ -23,12 +23,12 @@ struct Problem {
 
 /// Memory that all copies of a calibration share: pinned memory takes long to get.
 struct CopyMemory {
-  static constexpr std::size_t kBytes = std::size_t{256} << 20;
-  PinnedArray<unsigned char> host_in{kBytes}, host_out{kBytes};
-  GpuArray<unsigned char> from{kBytes}, to{kBytes};
+  static constexpr std::size_t kMostBytes = std::size_t{256} << 20;  ///< that a point asks for
+  PinnedArray<unsigned char> host_in, host_out;
+  GpuArray<unsigned char> from, to;
   GpuStream beside;  ///< of the other direction
 
-  CopyMemory();
+  explicit CopyMemory(std::size_t bytes);
 };
 
 /// Points of op kv-copy, and the copy of an interference point. `memory` outlives the problem. Throws
