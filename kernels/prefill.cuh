@@ -40,10 +40,11 @@ struct PrefillShape {
 /// exact: masked scores less their maximum are 0, where a rounded one would leave 2^(a huge error).
 inline constexpr float kMasked = -0x1p100f;
 
-/// Where the rows of a block of keys begin in a pool, in elements; kNoRow beyond the request's end, 16 bytes
-/// from any row, because a copy's address must be aligned even where nothing is read.
+/// Where the rows of a block of keys begin in a pool, in elements; kNoRow beyond the request's end. That is
+/// no row's beginning, and yet in the pool and aligned, as the address of a copy should be that reads
+/// nothing.
 using RowOffset = std::int64_t;
-inline constexpr RowOffset kNoRow = -8;
+inline constexpr RowOffset kNoRow = 8;
 
 /// Begins to copy one block's rows of K or V. `from` is this thread's chunk of a row at offset 0.
 template <class Shape>

@@ -144,8 +144,9 @@ bool may_copy(const void* to, const void* from, std::size_t bytes, cudaMemcpyKin
 cudaError_t copy_later(void* to, const void* from, std::size_t bytes, cudaStream_t stream) {
   if (memory_of(to, bytes) == Memory::none || memory_of(from, bytes) == Memory::none)
     return fail(cudaErrorInvalidValue);
+  const bool lost = gpu.lose_to_host && memory_of(to, bytes) == Memory::pinned;
   post(stream, [=](std::uint64_t start) {
-    std::memcpy(to, from, bytes);
+    if (!lost) std::memcpy(to, from, bytes);
     return start + kCopyNs + bytes;
   });
   return cudaSuccess;
@@ -158,7 +159,7 @@ std::uint64_t cycles_until(std::uint64_t ns) {
     const std::uint64_t low_from = gpu.low_every_ns / 5 * 4, at = ns % gpu.low_every_ns;
     const std::uint64_t low_ns =
         ns / gpu.low_every_ns * (gpu.low_every_ns - low_from) + (at > low_from ? at - low_from : 0);
-    full_ns -= (1 - gpu.low) * static_cast<double>(low_ns);
+    full_ns -= 0.6 * static_cast<double>(low_ns);
   }
   return static_cast<std::uint64_t>(full_ns * gpu.mhz / 1000);
 }

@@ -2,15 +2,15 @@
 // would on a GPU, and every time that it measures is known beforehand. Kernels run on the emulator. Of both
 // libraries there is what the harness calls and no more.
 //
-//   time     posting anything costs the host kPostNs; on the GPU a kernel takes kKernelNs, a copy of b bytes
-//            kCopyNs + b, a multiplication flops / kFlopsPerNs. What is posted begins when its stream is
-//            free. A kernel that looks at the wall clock may be waiting for the host: it ends when the host
-//            waits.
-//   order    work runs when the host waits for its stream and no sooner: memory read without waiting is
-//   stale. strict   copies and operands lie in memory of the right kind, within an allocation; asynchronous
-//   copies
-//            are of pinned memory; a batch is not for the null stream; fp8 is "TN" and by 16; no event is
-//            compared before it has happened. What breaks a rule is an error as CUDA's or cuBLAS's.
+// Time. Posting anything costs the host kPostNs. On the GPU a kernel takes kKernelNs, a copy of b bytes
+// kCopyNs + b, a multiplication flops / kFlopsPerNs, each from when its stream is free. A kernel that looks
+// at the wall clock may be waiting for the host: it ends when the host waits for it.
+//
+// Order. Work runs when the host waits for its stream and no sooner: memory read without waiting is stale.
+//
+// Strictness. What is copied and multiplied lies within an allocation of the right kind, what is copied later
+// in the GPU's memory or pinned; a batch is not for the null stream; fp8 is "TN" and by 16; no event is
+// compared before it has happened. Whatever breaks a rule gets an error as CUDA or cuBLAS would give it.
 #pragma once
 
 #include <cstddef>
@@ -31,11 +31,11 @@ struct Gpu {
   int multiprocessors = 4, mhz = 1000, l2_bytes = 64 << 10;
   std::size_t memory = std::size_t{80} << 20;
   std::uint64_t low_every_ns = 0;  ///< in the last fifth of each such time the clock is at 40 %; 0: never
-  double low = 0.4;
 
   std::function<bool(const Launch&)> idle;  ///< launches that do nothing
   double gemm_factor = 1;                   ///< that results are too large by
   bool lose_last_copy = false;              ///< of a batch
+  bool lose_to_host = false;                ///< asynchronous copies to the host
   bool grouped_waits = false;               ///< the grouped multiplication waits for its stream
 
   std::string failing;    ///< the call that fails next, as one that is not supported
@@ -48,7 +48,7 @@ extern Gpu gpu;
 /// A new GPU, idle, at time 0. Requires that no memory, stream or event of the old one is left.
 void reset();
 
-/// The names of all calls so far, one line each: what was done, and what was not.
+/// How often a function of CUDA's was called since.
 int calls(const std::string& name);
 
 }  // namespace pdsim::kernels::fake

@@ -32,7 +32,7 @@ constexpr double kBudget = 60;
 
 const Point kGemm{Op::gemm, Format::bf16, Copy::gather, {5, 64, 48}, kBudget};
 const Point kFp8Gemm{Op::gemm, Format::fp8, Copy::gather, {5, 64, 48}, kBudget};
-const Point kPrefill{Op::attention_prefill, Format::bf16, Copy::gather, {20, 12, 2, 4, 2, 64}, kBudget};
+const Point kPrefill{Op::attention_prefill, Format::bf16, Copy::gather, {20, 12, 1, 2, 1, 64}, kBudget};
 const Point kDecode{Op::attention_decode, Format::bf16, Copy::gather, {1, 40, 4, 2, 64}, kBudget};
 const Point kSplitDecode{Op::attention_decode, Format::fp8, Copy::gather, {1, 700, 4, 2, 64}, kBudget};
 const Point kMla{Op::mla_decode, Format::bf16, Copy::gather, {1, 40, 16}, kBudget};
@@ -178,19 +178,28 @@ TEST_F(Rehearsal, AMedianIsTheTimeOfTheWorkAndTheFitReadsIt) {
 }
 
 TEST_F(Rehearsal, WhatIsWrongIsSaidAndNotTimed) {
+  const std::vector<Point> points{kPrefill,
+                                  kDecode,
+                                  kMla,
+                                  kGemm,
+                                  kMoe,
+                                  copy_point(Copy::batch_d2d),
+                                  copy_point(Copy::batch_d2h),
+                                  copy_point(Copy::memcpy_both)};
   int events = 0;
-  const Measurements m = measured({kPrefill, kDecode, kMla, kGemm, kMoe, copy_point(Copy::batch_d2d)}, [&] {
-    gpu.idle = [](const Launch& launch) { return launch.shared_bytes > 0; };
+  const Measurements m = measured(points, [&] {
+    gpu.idle = [](const Launch& launch) { return launch.shared_bytes > 0; };  // attention
     gpu.gemm_factor = 1.1;
-    gpu.lose_last_copy = true;
-    events = fake::calls("cudaEventRecord");
+    gpu.lose_last_copy = gpu.lose_to_host = true;
+    events = fake::calls("cudaEventElapsedTime");
   });
-  ASSERT_EQ(m.wrong.size(), 6u);
-  EXPECT_NE(m.wrong[0].why.find("is off by inf"), std::string::npos) << m.wrong[0].why;  // NaN, never written
+  ASSERT_EQ(m.wrong.size(), points.size());
+  for (std::size_t i = 0; i < points.size(); ++i) EXPECT_EQ(m.wrong[i].point, points[i]);
+  EXPECT_NE(m.wrong[0].why.find("is off by inf"), std::string::npos) << m.wrong[0].why;  // NaN: not written
   EXPECT_NE(m.wrong[3].why.find("is off by 0.0"), std::string::npos)
-      << m.wrong[3].why;  // a tenth, over |y| + rms
+      << m.wrong[3].why;  // 0.1 |y| / (|y| + rms)
   EXPECT_TRUE(m.rows.empty());
-  EXPECT_EQ(fake::calls("cudaEventRecord"), events);
+  EXPECT_EQ(fake::calls("cudaEventElapsedTime"), events);
 }
 
 TEST_F(Rehearsal, APointTooLargeIsSkipped) {
