@@ -163,7 +163,7 @@ PDSIM_DEVICE std::uint32_t multiply_bf16x2(std::uint32_t a, std::uint32_t b) {
   return product;
 }
 
-/// The GPU's wall clock, ns; the cycles of the multiprocessor that this runs on; and which one that is.
+/// The GPU's wall clock, ns; the cycles of the multiprocessor that this runs on, and which one that is.
 PDSIM_DEVICE std::uint64_t wall_clock_ns() {
   std::uint64_t ns;
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(ns));
@@ -173,6 +173,10 @@ PDSIM_DEVICE std::uint64_t clock_cycles() {
   std::uint64_t cycles;
   asm volatile("mov.u64 %0, %%clock64;" : "=l"(cycles));
   return cycles;
+}
+/// A word that the host may change while the kernel runs.
+PDSIM_DEVICE int poll(const volatile int* word) {
+  return *word;
 }
 PDSIM_DEVICE std::uint32_t multiprocessor() {
   std::uint32_t id;
@@ -198,7 +202,7 @@ PDSIM_DEVICE void store_streaming(Vec16* p, const Vec16& v) {
 
 template <class... Parameters>
 void launch(void (*kernel)(Parameters...), const Launch& launch, std::type_identity_t<Parameters>... args) {
-  emulator::launch(launch, [=] { kernel(args...); });
+  emulator::launch(reinterpret_cast<const void*>(kernel), launch, [=] { kernel(args...); });
 }
 
 template <class T>
@@ -358,6 +362,10 @@ inline std::uint64_t wall_clock_ns() {
 }
 inline std::uint64_t clock_cycles() {
   return emulator::time.cycles;
+}
+inline int poll(const volatile int* word) {
+  ++emulator::time.polls;
+  return *word;
 }
 inline std::uint32_t multiprocessor() {
   return blockIdx.x;

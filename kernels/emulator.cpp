@@ -20,7 +20,7 @@ namespace emulator {
 Settings settings;
 BankCounters banks;
 Time time;
-void (*take_launch)(const Launch&, std::function<void()>) = nullptr;
+void (*take_launch)(const void*, const Launch&, std::function<void()>) = nullptr;
 
 namespace {
 
@@ -266,8 +266,8 @@ void run(const Launch& launch, const std::function<void()>& thread) {
   for (const unsigned i : order) run_block(unravel(i, launch.grid));
 }
 
-void launch(const Launch& launch, std::function<void()> thread) {
-  if (take_launch != nullptr) return take_launch(launch, std::move(thread));
+void launch(const void* kernel, const Launch& launch, std::function<void()> thread) {
+  if (take_launch != nullptr) return take_launch(kernel, launch, std::move(thread));
   run(launch, thread);
 }
 

@@ -57,15 +57,16 @@ extern BankCounters banks;
 struct Time {
   std::uint64_t ns = 1, cycles = 1;
   std::uint64_t looks = 0;  ///< at the wall clock, each of which takes a microsecond
+  std::uint64_t polls = 0;  ///< of words that the host may change
   std::uint64_t look() { return ns + 1000 * looks++; }
 };
 extern Time time;
 
 /// Where launches go, if not to run() at once: a test that stands for the CUDA runtime takes them here.
-extern void (*take_launch)(const Launch& launch, std::function<void()> thread);
+extern void (*take_launch)(const void* kernel, const Launch& launch, std::function<void()> thread);
 
 /// What launch() of device.cuh calls.
-void launch(const Launch& launch, std::function<void()> thread);
+void launch(const void* kernel, const Launch& launch, std::function<void()> thread);
 
 /// Runs `thread` as each thread of the grid. Throws Failure, also for a launch that a GPU would refuse: a
 /// block of no whole warps or more than 1024 threads, more shared memory than 227 KiB.

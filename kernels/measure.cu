@@ -38,7 +38,7 @@ constexpr std::uint64_t kPatienceNs = 1'000'000'000;
 /// Spins until the host says go. Never for ever: what the host posts may need the queue that this blocks.
 PDSIM_KERNEL void hold(volatile int* flag) {
   const std::uint64_t start = wall_clock_ns();
-  while (*flag == kHold) {
+  while (poll(flag) == kHold) {
     if (wall_clock_ns() - start > kPatienceNs) *flag = kGaveUp;
   }
 }

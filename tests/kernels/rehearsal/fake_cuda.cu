@@ -65,6 +65,8 @@ struct State {
   bool broken = false;
   int device = 0;
   std::map<std::string, int> calls;
+  std::set<std::uintptr_t> loaded;  // kernels by address, algorithms by number
+  bool loaded_late = false;
 };
 State state;
 
@@ -164,14 +166,17 @@ std::uint64_t cycles_until(std::uint64_t ns) {
   return static_cast<std::uint64_t>(full_ns * gpu.mhz / 1000);
 }
 
-void launch_later(const Launch& launch, std::function<void()> thread) {
-  post(launch.stream, [launch, thread = std::move(thread)](std::uint64_t start) {
-    emulator::time = {start, cycles_until(start), 0};
-    if (!gpu.idle || !gpu.idle(launch)) emulator::run(launch, thread);
-    const std::uint64_t looks = emulator::time.looks;
-    const std::uint64_t end = start + std::max(kKernelNs, 1000 * looks);
-    return looks > 0 ? std::max(end, state.host_ns) : end;
-  });
+void launch_later(const void* kernel, const Launch& launch, std::function<void()> thread) {
+  state.loaded.insert(reinterpret_cast<std::uintptr_t>(kernel));
+  post(launch.stream,
+       [launch, thread = std::move(thread), loaded = state.loaded.size()](std::uint64_t start) {
+         emulator::time = {start, cycles_until(start), 0, 0};
+         if (!gpu.idle || !gpu.idle(launch)) emulator::run(launch, thread);
+         const std::uint64_t end = start + std::max(kKernelNs, 1000 * emulator::time.looks);
+         if (emulator::time.polls == 0) return end;
+         if (state.loaded.size() > loaded) state.loaded_late = true;
+         return std::max(end, state.host_ns);
+       });
 }
 
 // What opaque descriptors point to.
@@ -248,6 +253,10 @@ void reset() {
 
 int calls(const std::string& name) {
   return state.calls[name];
+}
+
+bool loaded_late() {
+  return state.loaded_late;
 }
 
 }  // namespace pdsim::kernels::fake
@@ -504,6 +513,7 @@ cublasStatus_t cublasGemmGroupedBatchedEx(cublasHandle_t handle, const cublasOpe
       if (!products.back().in_device_memory()) return CUBLAS_STATUS_INVALID_VALUE;
     }
   }
+  state.loaded.insert(0);
   post(handle->stream, [products](std::uint64_t start) {
     double flops = 0;
     for (const Product& product : products) {
@@ -643,6 +653,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t operation, 
       algorithm->data[0] == 0 || !product.in_device_memory() ||
       memory_of(workspace, workspace_bytes) != Memory::device)
     return CUBLAS_STATUS_INVALID_VALUE;
+  state.loaded.insert(algorithm->data[0]);
   const double slower = algorithm->data[0] == 1 ? 1.5 : 1;
   post(stream, [product, slower](std::uint64_t start) {
     product.compute();

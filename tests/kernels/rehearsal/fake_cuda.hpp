@@ -3,8 +3,8 @@
 // libraries there is what the harness calls and no more.
 //
 // Time. Posting anything costs the host kPostNs. On the GPU a kernel takes kKernelNs, a copy of b bytes
-// kCopyNs + b, a multiplication flops / kFlopsPerNs, each from when its stream is free. A kernel that looks
-// at the wall clock may be waiting for the host: it ends when the host waits for it.
+// kCopyNs + b, a multiplication flops / kFlopsPerNs, each from when its stream is free. A kernel that polls
+// the host ends when the host waits for it, for that is when the host has done what it is polled for.
 //
 // Order. Work runs when the host waits for its stream and no sooner: memory read without waiting is stale.
 //
@@ -50,5 +50,9 @@ void reset();
 
 /// How often a function of CUDA's was called since.
 int calls(const std::string& name);
+
+/// Whether a kernel or an algorithm was launched for the first time while a kernel that polls the host was on
+/// the GPU. CUDA loads what is new, and may have to wait for all that runs to do so: for ever, perhaps.
+bool loaded_late();
 
 }  // namespace pdsim::kernels::fake

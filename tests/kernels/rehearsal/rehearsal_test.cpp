@@ -78,8 +78,12 @@ double ns_of(const Row& row) {
 class Rehearsal : public testing::Test {
  protected:
   Rehearsal() { fake::reset(); }
-  /// All that was allocated and created has been given back.
-  ~Rehearsal() override { EXPECT_NO_THROW(fake::reset()); }
+  /// Whatever the case: all that was allocated and created has been given back, and nothing new was launched
+  /// while the stream was held.
+  ~Rehearsal() override {
+    EXPECT_FALSE(fake::loaded_late());
+    EXPECT_NO_THROW(fake::reset());
+  }
 
   /// Calls `before` when the points begin, the peaks being done.
   static Measurements measured(const std::vector<Point>& points, const std::function<void()>& before = {}) {
