@@ -53,9 +53,11 @@ KvCopy make_copy(const KvLayout& from, const KvLayout& to, std::int32_t tokens, 
   if (from.head_stride == from.head_bytes && to.head_stride == to.head_bytes) copy.run_heads = copy.heads;
   const std::int64_t token = copy.run_heads * from.head_bytes;
   if (from.token_stride == token && to.token_stride == token)
-    copy.run_tokens = std::gcd(from.page_tokens, to.page_tokens);
+    copy.run_tokens = static_cast<std::int32_t>(std::gcd(from.page_tokens.by, to.page_tokens.by));
   if (double{1} * tokens * copy.heads * regions > 0x7fffffff)
     throw InputError("KV copy", "more vectors than 31 bits can count; expected several copies");
+  copy.head_groups = copy.heads / copy.run_heads;
+  copy.token_groups = std::max((tokens + copy.run_tokens - 1) / copy.run_tokens, 1);
   return copy;
 }
 
