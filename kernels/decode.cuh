@@ -37,6 +37,7 @@ struct Operands;
 template <>
 struct Operands<bf16> {
   static constexpr int kColumns = 8;  ///< of a chunk of 16 bytes
+  static constexpr float kOne = 1;    ///< what 1 in the cache is as an operand
 
   /// Of 16 query columns the two that meet what lane % 4 has of a key in its first or second register.
   PDSIM_DEVICE static uint32_t query_pair(const bf16* q, int quad_lane, int half) {
@@ -69,6 +70,7 @@ struct Operands<bf16> {
 template <>
 struct Operands<fp8> {
   static constexpr int kColumns = 16;
+  static constexpr float kOne = kFp8One;
 
   PDSIM_DEVICE static uint32_t query_pair(const bf16* q, int quad_lane, int half) {
     return pack_bf16(to_float(q[4 * quad_lane + half]), to_float(q[4 * quad_lane + 2 + half]));
@@ -143,14 +145,15 @@ struct DecodeWalk {
   PDSIM_DEVICE void fetch(int stage, int token) const {
     constexpr int kRowsAtOnce = 32 / Shape::kChunks;
     const int lane = static_cast<int>(threadIdx.x % 32), chunk = lane % Shape::kChunks;
-    const int64_t first =
-        kv.row(kv.slot(request, token) + lane / Shape::kChunks, kv_head) + chunk * Operands<T>::kColumns;
-    const int64_t stride = int64_t{kv.kv_heads} * D;
+    const int stride = kv.kv_heads * D * static_cast<int>(sizeof(T));  // bytes of a slot
+    const int64_t column = kv.row(0, kv_head) + chunk * Operands<T>::kColumns;
+    const int32_t slot = kv.slot(request, token) + lane / Shape::kChunks;
+    const T *keys = stride_on(kv.k + column, slot, stride), *values = stride_on(kv.v + column, slot, stride);
     PDSIM_UNROLL
     for (int i = 0; i < kTileKeys; i += kRowsAtOnce) {
       const int row = i + lane / Shape::kChunks;
-      copy_async(key_tile(stage).chunk(row, chunk), kv.k + first + i * stride, token + row < end);
-      copy_async(value_tile(stage).chunk(row, chunk), kv.v + first + i * stride, token + row < end);
+      copy_async(key_tile(stage).chunk(row, chunk), stride_on(keys, i, stride), token + row < end);
+      copy_async(value_tile(stage).chunk(row, chunk), stride_on(values, i, stride), token + row < end);
     }
   }
 };
@@ -196,7 +199,7 @@ PDSIM_KERNEL void PDSIM_LAUNCH_BOUNDS(kDecodeWarps * 32, (DecodeShape<T, D>::kBl
     }
   }
 
-  const float scale = args.scale * args.kv.k_scale * kLog2E;
+  const float scale = args.scale * args.kv.k_scale * (kLog2E / Operand::kOne);
   OnlineSoftmax softmax;
   float out[D / 8][4] = {};
   for (int tile = 0, stage = 0; tile < tiles; ++tile, stage = stage + 1 < kStages ? stage + 1 : 0) {
@@ -206,11 +209,14 @@ PDSIM_KERNEL void PDSIM_LAUNCH_BOUNDS(kDecodeWarps * 32, (DecodeShape<T, D>::kBl
       walk.fetch(stage == 0 ? kStages - 1 : stage - 1, token_of(ahead));
     copy_async_commit();
 
+    const auto key_tile = walk.key_tile(stage), value_tile = walk.value_tile(stage);
+    const SharedAddress first_key_fragment = key_tile.first_right(0);
+    const SharedAddress first_value_fragment = value_tile.first_left(0);
     float scores[2][4] = {};
     PDSIM_UNROLL
     for (int pair = 0; pair < Shape::kChunks / 2; ++pair) {
       uint32_t keys[4];
-      walk.key_tile(stage).load(keys, 0, pair);
+      load_matrix(keys, key_tile.step(first_key_fragment, 0, pair));
       Operand::add_scores(scores, query, pair, keys);
     }
     mask_keys(scores, end - token_of(tile));
@@ -222,7 +228,7 @@ PDSIM_KERNEL void PDSIM_LAUNCH_BOUNDS(kDecodeWarps * 32, (DecodeShape<T, D>::kBl
     PDSIM_UNROLL
     for (int pair = 0; pair < Shape::kChunks / 2; ++pair) {
       uint32_t values[4];
-      walk.value_tile(stage).load_transposed(values, 0, pair);
+      load_matrix_transposed(values, value_tile.step(first_value_fragment, 0, pair));
       Operand::add_values(out, probabilities, pair, values);
     }
   }
@@ -254,7 +260,7 @@ PDSIM_KERNEL void PDSIM_LAUNCH_BOUNDS(kDecodeWarps * 32, (DecodeShape<T, D>::kBl
           const float* columns = result_of(part) + head * Shape::kResultStride + column;
           return load_shared(reinterpret_cast<const Pack<float, 4>*>(columns));
         });
-    for (float& x : joined.out.x) x *= args.kv.v_scale;
+    for (float& x : joined.out.x) x *= args.kv.v_scale * (1 / Operand::kOne);
     store_chunk<D>(args.to, first_row + head, split, chunks, column, joined.state, joined.out);
   }
 }

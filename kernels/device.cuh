@@ -68,6 +68,15 @@ PDSIM_DEVICE void store_shared(T* p, T value) {
   *p = value;
 }
 
+/// `count` strides of `stride_bytes` from p: one multiply-add of 32 x 32 + 64 bits, where nvcc would multiply
+/// numbers that it has widened.
+template <class T>
+PDSIM_DEVICE const T* stride_on(const T* p, std::int32_t count, std::int32_t stride_bytes) {
+  const T* to;
+  asm("mad.wide.s32 %0, %1, %2, %3;" : "=l"(to) : "r"(count), "r"(stride_bytes), "l"(p));
+  return to;
+}
+
 PDSIM_DEVICE void barrier() {
   __syncthreads();
 }
@@ -156,13 +165,6 @@ PDSIM_DEVICE void store_bf16x2(bf16* to, std::uint32_t pair) {
   *reinterpret_cast<std::uint32_t*>(to) = pair;
 }
 
-/// The products of the halves, rounded to nearest even.
-PDSIM_DEVICE std::uint32_t multiply_bf16x2(std::uint32_t a, std::uint32_t b) {
-  std::uint32_t product;
-  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(product) : "r"(a), "r"(b), "r"(0x80008000u));  // + -0
-  return product;
-}
-
 /// The GPU's wall clock, ns; the cycles of the multiprocessor that this runs on, and which one that is.
 PDSIM_DEVICE std::uint64_t wall_clock_ns() {
   std::uint64_t ns;
@@ -224,6 +226,12 @@ void store_shared(T* p, T value) {
 using SharedAddress = std::uint32_t;
 inline SharedAddress shared_address(const void* p) {
   return emulator::check_shared("shared_address", p, 1);
+}
+
+template <class T>
+const T* stride_on(const T* p, std::int32_t count, std::int32_t stride_bytes) {
+  return reinterpret_cast<const T*>(reinterpret_cast<const unsigned char*>(p) +
+                                    std::int64_t{count} * stride_bytes);
 }
 
 inline void barrier() {
@@ -350,13 +358,6 @@ inline void store_bf16x2(bf16* to, std::uint32_t pair) {
   std::memcpy(to, &pair, sizeof pair);
 }
 
-inline std::uint32_t multiply_bf16x2(std::uint32_t a, std::uint32_t b) {
-  float x[2], y[2];
-  unpack_bf16(a, x[0], x[1]);
-  unpack_bf16(b, y[0], y[1]);
-  return pack_bf16(x[0] * y[0], x[1] * y[1]);
-}
-
 inline std::uint64_t wall_clock_ns() {
   return emulator::time.look();
 }
@@ -380,16 +381,16 @@ inline void store_streaming(Vec16* p, const Vec16& v) {
 
 #endif
 
-/// Four fp8 of a register as two pairs of bf16, exact: elements 0 and 2, elements 1 and 3. This order costs a
-/// shift where the natural one costs byte permutations. The fields fit those of bf16, whose exponent is then
-/// 120 too small; so a NaN becomes 480.
+/// What 1 in fp8 is after fp8x4_to_bf16.
+inline constexpr float kFp8One = 0x1p-120f;
+
+/// Four fp8 of a register, times kFp8One, as two pairs of bf16, exact: elements 0 and 2, elements 1 and 3.
+/// The fields of fp8 fit those of bf16, whose exponent is then 120 too small (and a NaN is 480): who uses the
+/// products undoes that in one multiplication of a sum. Subnormals stay what they are: tensor cores take them
+/// (Fasi and others, "Numerical behavior of NVIDIA tensor cores", 2021).
 PDSIM_DEVICE void fp8x4_to_bf16(std::uint32_t four, std::uint32_t& even_pair, std::uint32_t& odd_pair) {
-  const auto convert = [](std::uint32_t upper_bytes) {  // a byte in the upper half of each 16 bits
-    const std::uint32_t fields = (upper_bytes & 0x80008000u) | (upper_bytes & 0x7f007f00u) >> 4;
-    return multiply_bf16x2(fields, 0x7b807b80u);  // 2^120
-  };
-  even_pair = convert(four << 8);
-  odd_pair = convert(four);
+  even_pair = (four << 8 & 0x80008000u) | (four << 4 & 0x07f007f0u);
+  odd_pair = (four & 0x80008000u) | (four >> 4 & 0x07f007f0u);
 }
 
 }  // namespace pdsim::kernels

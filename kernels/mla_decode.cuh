@@ -40,18 +40,20 @@ struct MlaShape {
   static constexpr int kSharedBytes = kStages * kTileChunks * 16 + kWarps * kScoresOfWarp * 4;
 };
 
-/// Begins to copy the tile whose first key is `token`; what is beyond `end` becomes zeros. 16 keys lie in one
-/// page.
+/// Begins to copy the tile whose first key is `token`; what is beyond `end` becomes zeros. All threads copy
+/// 16 rows at once, which lie in one page, 128 bytes of each.
 PDSIM_DEVICE void fetch_latents(const SharedTile<MlaShape::kChunks>& to, const PagedKv<bf16>& latent,
                                 int request, int token, int end) {
+  constexpr int kLanes = MlaShape::kThreads / kLeastPage;  // that share a row
+  const int thread = static_cast<int>(threadIdx.x % MlaShape::kThreads);
+  const int row = thread / kLanes, chunk = thread % kLanes;
   PDSIM_UNROLL
   for (int first = 0; first < MlaShape::kKeys; first += kLeastPage) {
-    const bool any = token + first < end;
-    const bf16* from = latent.k + latent.row(any ? latent.slot(request, token + first) : 0, 0);
-    for (int i = static_cast<int>(threadIdx.x); i < kLeastPage * MlaShape::kChunks; i += MlaShape::kThreads) {
-      const int row = i / MlaShape::kChunks, chunk = i % MlaShape::kChunks;
-      copy_async(to.chunk(first + row, chunk), from + i * 8, token + first + row < end);
-    }
+    const int slot = token + first < end ? latent.slot(request, token + first) : 0;
+    const bf16* from = stride_on(latent.k, slot + row, kMlaRow * static_cast<int>(sizeof(bf16))) + chunk * 8;
+    PDSIM_UNROLL
+    for (int i = 0; i < MlaShape::kChunks; i += kLanes)
+      copy_async(to.chunk(first + row, i + chunk), from + i * 8, token + first + row < end);
   }
 }
 
