@@ -28,12 +28,11 @@ std::int32_t as_int(std::int64_t x) {
   return static_cast<std::int32_t>(x);
 }
 
-int compute_capability() {
-  int device = 0, major = 0, minor = 0;
+int multiprocessors() {
+  int device = 0, count = 0;
   PDSIM_CUDA(cudaGetDevice(&device));
-  PDSIM_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-  PDSIM_CUDA(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
-  return 10 * major + minor;
+  PDSIM_CUDA(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
+  return count;
 }
 
 /// A kernel's input on the GPU: from a small batch of the host's, or as noise of any size.
@@ -207,7 +206,7 @@ struct Prefill {
   template <class... Input>
   explicit Prefill(const Input&... input)
       : in(input...),
-        tiling(compute_capability() >= 90 ? PrefillTiling::rows32 : PrefillTiling::rows16),
+        tiling(choose_tiling(in.q_start, in.heads, multiprocessors())),
         order(prefill_tiles(in.q_start, in.lengths, tiling)),
         tiles(order) {}
 

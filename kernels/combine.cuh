@@ -10,11 +10,6 @@
 
 namespace pdsim::kernels {
 
-/// Neighbours that are moved at once.
-template <class T, int N>
-struct alignas(sizeof(T) * N) Pack {
-  T x[N];
-};
 template <class T, int N>
 PDSIM_DEVICE void store_pack(T* to, const Pack<T, N>& pack) {
   *reinterpret_cast<Pack<T, N>*>(to) = pack;

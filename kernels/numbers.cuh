@@ -30,6 +30,12 @@ struct alignas(16) Vec16 {
   std::uint32_t x[4];
 };
 
+/// Neighbours that are moved at once.
+template <class T, int N>
+struct alignas(sizeof(T) * N) Pack {
+  T x[N];
+};
+
 PDSIM_HOST_DEVICE std::uint32_t float_bits(float x) {
   std::uint32_t bits;
   memcpy(&bits, &x, 4);

@@ -1,15 +1,15 @@
 // Prefill attention in the shape of FlashAttention-2 (Dao 2023): causal, grouped queries, paged KV, bf16 in
 // and out, fp32 sums.
 //
-// A block has one head's tile of queries and walks the keys that these see, 64 or 32 at a time, from the last
-// back to the first. K and V have one place each in shared memory: V of a block of keys is on its way while
-// its scores are computed, K of the next while its values are added. Scores and probabilities never leave the
+// A block has one head's tile of queries and walks the keys that these see, 64 at a time, from the last back
+// to the first. K and V have one place each in shared memory: V of a block of keys is on its way while its
+// scores are computed, K of the next while its values are added. Scores and probabilities never leave the
 // registers. Only blocks on the diagonal are masked; keys beyond the request's end lie beyond the diagonal
 // too.
 //
 // Two barriers a block of keys hold it together:
-//   the first   K and the offsets of this block are there, and all have done with V of the one before;
-//   the second  V and the offsets of the next are there, and all have done with K.
+//   the first   K and the slots of this block are there, and all have done with V of the one before;
+//   the second  V and the slots of the next are there, and all have done with K.
 #pragma once
 
 #include "kernels/device.cuh"
@@ -25,13 +25,14 @@ template <int HeadDim, int RowsPerWarp>
 struct PrefillShape {
   static constexpr int kThreads = 128;
   static constexpr int kRows = kThreads / 32 * RowsPerWarp;
-  /// Of a block. With 64 the sums and scores of 32 rows and 128 columns leave too few registers for the rest.
-  static constexpr int kKeys = HeadDim == 128 && RowsPerWarp == 32 ? 32 : 64;
+  static constexpr int kKeys = 64;             ///< of a block
   static constexpr int kChunks = HeadDim / 8;  ///< of 16 bytes, of a row
   static constexpr int kRowFragments = RowsPerWarp / 16;
-  static constexpr int kSharedBytes = (kRows + 2 * kKeys) * kChunks * 16 + 2 * kKeys * 8;
+  static constexpr int kRowsAtOnce = kThreads / kChunks;     ///< that all threads together copy
+  static constexpr int kRowsOfThread = kKeys / kRowsAtOnce;  ///< of K or V: every kRowsAtOnce-th
+  static constexpr int kSharedBytes = (kRows + 2 * kKeys) * kChunks * 16 + 2 * kKeys * 4;
   /// A multiprocessor's blocks that registers should leave room for.
-  static constexpr int kBlocks = RowsPerWarp == 32 ? 2 : HeadDim == 64 ? 4 : 3;
+  static constexpr int kBlocks = RowsPerWarp == 32 ? 2 : 3;
 };
 
 /// A score that does not count. Finite, so that a row of which a block holds no visible key needs no case of
@@ -40,23 +41,33 @@ struct PrefillShape {
 /// exact: masked scores less their maximum are 0, where a rounded one would leave 2^(a huge error).
 inline constexpr float kMasked = -0x1p100f;
 
-/// Where the rows of a block of keys begin in a pool, in elements; kNoRow beyond the request's end. That is
-/// no row's beginning, and yet in the pool and aligned, as the address of a copy should be that reads
-/// nothing.
-using RowOffset = std::int64_t;
-inline constexpr RowOffset kNoRow = 8;
+/// What stands for the slot (PagedKv::slot) of a key beyond the request's end, of which nothing is read.
+inline constexpr std::int32_t kNoSlot = -1;
 
-/// Begins to copy one block's rows of K or V. `from` is this thread's chunk of a row at offset 0.
+/// Slots that a thread reads at once. A block's slots lie in the order in which its threads want them: those
+/// of the first thread's rows, then the next one's.
+using Slots = Pack<std::int32_t, 4>;
+
+/// Which row of a block has the slot number `at`.
 template <class Shape>
-PDSIM_DEVICE void fetch_rows(const SharedTile<Shape::kChunks>& to, const bf16* from,
-                             const RowOffset* offsets) {
-  constexpr int kRowsAtOnce = Shape::kThreads / Shape::kChunks;
+PDSIM_DEVICE int row_of_slot(int at) {
+  return at % Shape::kRowsOfThread * Shape::kRowsAtOnce + at / Shape::kRowsOfThread;
+}
+
+/// Begins to copy one block's rows of K or V. `from` is this thread's chunk of the row in slot 0.
+template <class Shape>
+PDSIM_DEVICE void fetch_rows(const SharedTile<Shape::kChunks>& to, const bf16* from, int slot_bytes,
+                             const std::int32_t* slots) {
   const int thread = static_cast<int>(threadIdx.x % Shape::kThreads), chunk = thread % Shape::kChunks;
   PDSIM_UNROLL
-  for (int first = 0; first < Shape::kKeys; first += kRowsAtOnce) {
-    const int row = first + thread / Shape::kChunks;
-    const RowOffset offset = load_shared(offsets + row);
-    copy_async(to.chunk(row, chunk), from + offset, offset != kNoRow);
+  for (int i = 0; i < Shape::kRowsOfThread; i += 4) {
+    const int at = thread / Shape::kChunks * Shape::kRowsOfThread + i;
+    const Slots four = load_shared(reinterpret_cast<const Slots*>(slots) + at / 4);
+    PDSIM_UNROLL
+    for (int j = 0; j < 4; ++j) {
+      copy_async(to.chunk((i + j) * Shape::kRowsAtOnce + thread / Shape::kChunks, chunk),
+                 stride_on(from, four.x[j], slot_bytes), four.x[j] != kNoSlot);
+    }
   }
 }
 
@@ -81,33 +92,35 @@ PDSIM_KERNEL void PDSIM_LAUNCH_BOUNDS((PrefillShape<HeadDim, RowsPerWarp>::kThre
   const std::int64_t first_query =
       static_cast<std::int64_t>(first_token + tile.first_row) * args.heads + head;
 
-  const bf16* k_rows = args.kv.k + thread % Shape::kChunks * 8;
-  const bf16* v_rows = args.kv.v + thread % Shape::kChunks * 8;
+  const int slot_bytes = args.kv.kv_heads * HeadDim * static_cast<int>(sizeof(bf16));
+  const std::int64_t first_chunk = args.kv.row(0, kv_head) + thread % Shape::kChunks * 8;
+  const bf16 *k_rows = args.kv.k + first_chunk, *v_rows = args.kv.v + first_chunk;
 
   const SharedTile<Shape::kChunks> queries{shared_memory<Vec16>()};
   const SharedTile<Shape::kChunks> keys{queries.rows + Shape::kRows * Shape::kChunks};
   const SharedTile<Shape::kChunks> values{keys.rows + kKeys * Shape::kChunks};
-  const auto offsets = [&](int block) {
-    return reinterpret_cast<RowOffset*>(values.rows + kKeys * Shape::kChunks) + (block & 1) * kKeys;
+  const auto slots = [&](int block) {
+    return reinterpret_cast<std::int32_t*>(values.rows + kKeys * Shape::kChunks) + (block & 1) * kKeys;
   };
   const auto look_up = [&](int block) {  // a key a thread
-    const int position = block * kKeys + thread;
-    if (thread >= kKeys) return;
-    const bool exists = 0 <= position && position < length;
-    store_shared(offsets(block) + thread,
-                 exists ? args.kv.row(args.kv.slot(tile.request, position), kv_head) : kNoRow);
+    const int position = block * kKeys + row_of_slot<Shape>(thread);
+    const bool exists = thread < kKeys && 0 <= position && position < length;
+    return exists ? args.kv.slot(tile.request, position) : kNoSlot;
+  };
+  const auto keep = [&](int block, std::int32_t slot) {
+    if (thread < kKeys) store_shared(slots(block) + thread, slot);
   };
 
   PDSIM_UNROLL
-  for (int first = 0; first < Shape::kRows; first += Shape::kThreads / Shape::kChunks) {
+  for (int first = 0; first < Shape::kRows; first += Shape::kRowsAtOnce) {
     const int row = first + thread / Shape::kChunks, chunk = thread % Shape::kChunks;
     const std::int64_t query = first_query + static_cast<std::int64_t>(row < rows ? row : 0) * args.heads;
     copy_async(queries.chunk(row, chunk), args.q + query * HeadDim + chunk * 8, row < rows);
   }
   const int last_block = (first_position + rows - 1) / kKeys;
-  look_up(last_block);
+  keep(last_block, look_up(last_block));
   barrier();
-  fetch_rows<Shape>(keys, k_rows, offsets(last_block));
+  fetch_rows<Shape>(keys, k_rows, slot_bytes, slots(last_block));
   copy_async_commit();
 
   const SharedAddress first_query_fragment = queries.first_left(warp * RowsPerWarp);
@@ -117,8 +130,9 @@ PDSIM_KERNEL void PDSIM_LAUNCH_BOUNDS((PrefillShape<HeadDim, RowsPerWarp>::kThre
   for (int block = last_block; block >= 0; --block) {
     copy_async_wait<0>();
     barrier();
-    fetch_rows<Shape>(values, v_rows, offsets(block));
+    fetch_rows<Shape>(values, v_rows, slot_bytes, slots(block));
     copy_async_commit();
+    const std::int32_t next_slot = look_up(block - 1);  // here, so that the scores hide how long it takes
 
     float scores[kRowFragments][kKeys / 8][4] = {};
     PDSIM_UNROLL
@@ -153,10 +167,10 @@ PDSIM_KERNEL void PDSIM_LAUNCH_BOUNDS((PrefillShape<HeadDim, RowsPerWarp>::kThre
       }
     }
 
-    look_up(block - 1);
+    keep(block - 1, next_slot);
     copy_async_wait<0>();
     barrier();
-    fetch_rows<Shape>(keys, k_rows, offsets(block - 1));
+    fetch_rows<Shape>(keys, k_rows, slot_bytes, slots(block - 1));
     copy_async_commit();
 
     PDSIM_UNROLL

@@ -31,14 +31,18 @@ struct PrefillArgs {
 };
 
 /// Query rows of a warp. A warp fetches each fragment of K and V once for all of its rows, so that 32 ask
-/// half of shared memory for each FLOP: 16 suffice for sm_80, whose tensor cores then take all that it gives
-/// (128 bytes a clock for 2048 FLOP); those of sm_90 are twice as fast.
+/// nearly half of shared memory for each FLOP, which with 16 is what binds (README.md has the count).
 enum class PrefillTiling : std::uint8_t { rows16 = 16, rows32 = 32 };
 
 /// Rows of a tile: four warps.
 constexpr std::int32_t tile_rows(PrefillTiling tiling) {
   return 4 * static_cast<std::int32_t>(tiling);
 }
+
+/// 32 rows, where their tiles still give each multiprocessor the two blocks that it holds at once; else 16,
+/// whose tiles are twice as many.
+PrefillTiling choose_tiling(std::span<const std::int32_t> q_start, std::int32_t heads,
+                            std::int32_t multiprocessors);
 
 /// The tiles of a batch, those with the most keys first, so that none begins late and ends last. Host memory.
 /// O(tiles log tiles).

@@ -125,6 +125,16 @@ TEST(Prefill, OffsetsAre64Bits) {
   munmap(memory, kElements * sizeof(bf16));
 }
 
+// 108 multiprocessors hold 216 tiles of 128 rows: of 27 x 8, but not of 26 x 8, nor of a row too few.
+TEST(PrefillTiles, AreWideWhereThereAreEnough) {
+  const auto choice = [](std::int32_t first, std::int32_t second) {
+    return choose_tiling(std::vector<std::int32_t>{0, first, first + second}, 8, 108);
+  };
+  EXPECT_EQ(choice(26 * 128, 1), PrefillTiling::rows32);
+  EXPECT_EQ(choice(0, 26 * 128 + 1), PrefillTiling::rows32);
+  EXPECT_EQ(choice(20 * 128, 6 * 128), PrefillTiling::rows16);
+}
+
 // Every row of every request once, those that see most first.
 TEST(PrefillTiles, CoverTheBatchLongestFirst) {
   const std::vector<std::int32_t> lengths = {300, 0, 64, 1000, 50}, fresh = {130, 0, 64, 1, 0};
