@@ -214,6 +214,19 @@ TEST(KvCopy, RunsAreAsLongAsBothLayoutsAllow) {
   EXPECT_EQ(run_bytes({paged(Kind::nhd, 8, 32, 1, 2, 1), paged(Kind::hnd, 8, 32, 2, 2, 1), 32}), 8 * 32);
 }
 
+// n / d for every 31-bit n: wrong, if anywhere, next to a multiple of d, and most likely next to the last.
+TEST(KvCopy, DividesByMultiplication) {
+  constexpr std::uint32_t kMost = 0x7fffffff;
+  for (const std::uint32_t d : {1u, 2u, 3u, 7u, 16u, 48u, 641u, 65537u, 0x40000000u, 0x40000001u, kMost}) {
+    const Divisor divisor = static_cast<std::int32_t>(d);
+    for (const std::uint32_t multiple : {0u, d, kMost / d / 2 * d, kMost / d * d}) {
+      EXPECT_EQ(divisor.quotient(multiple), multiple / d) << multiple << " / " << d;
+      EXPECT_EQ(divisor.quotient(std::max(multiple, 1u) - 1), (std::max(multiple, 1u) - 1) / d);
+    }
+    EXPECT_EQ(divisor.quotient(kMost), kMost / d) << d;
+  }
+}
+
 TEST(KvCopy, ShortRunsShareAWarp) {
   EXPECT_EQ(kv_copy_lanes(16), 1u);
   EXPECT_EQ(kv_copy_lanes(48), 4u);
