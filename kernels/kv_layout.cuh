@@ -24,7 +24,7 @@ namespace pdsim::kernels {
 struct Divisor {
   std::uint32_t by, reciprocal, shift;
 
-  constexpr Divisor(std::int32_t divisor)  // NOLINT(google-explicit-constructor): a number with a faster /
+  constexpr Divisor(std::int32_t divisor)
       : by(static_cast<std::uint32_t>(divisor)),
         reciprocal(0),
         shift(31 + static_cast<std::uint32_t>(std::bit_width(by - 1))) {

@@ -1,5 +1,5 @@
 // The words that nvcc needs and a C++ compiler does not know. Under g++ and clang kernels are plain
-// functions.
+// functions, inline, since they stand in headers.
 #pragma once
 
 #ifdef __CUDACC__
@@ -9,7 +9,7 @@
 #define PDSIM_LAUNCH_BOUNDS(threads, blocks) __launch_bounds__(threads, blocks)
 #define PDSIM_UNROLL _Pragma("unroll")
 #else
-#define PDSIM_KERNEL
+#define PDSIM_KERNEL inline
 #define PDSIM_DEVICE inline
 #define PDSIM_HOST_DEVICE inline
 #define PDSIM_LAUNCH_BOUNDS(threads, blocks)
