@@ -22,14 +22,12 @@ namespace pdsim::kernels {
 /// What a whole copy is divided by, as a product with its reciprocal (Granlund and Montgomery 1994): a GPU
 /// divides integers in some thirty instructions, and a short run asks for four divisions. Requires 1 <= by.
 struct Divisor {
-  std::uint32_t by, reciprocal, shift;
+  std::uint32_t by, shift, reciprocal;
 
   constexpr Divisor(std::int32_t divisor)
       : by(static_cast<std::uint32_t>(divisor)),
-        reciprocal(0),
-        shift(31 + static_cast<std::uint32_t>(std::bit_width(by - 1))) {
-    reciprocal = static_cast<std::uint32_t>(((std::uint64_t{1} << shift) + by - 1) / by);
-  }
+        shift(31 + static_cast<std::uint32_t>(std::bit_width(by - 1))),
+        reciprocal(static_cast<std::uint32_t>(((std::uint64_t{1} << shift) + by - 1) / by)) {}
   /// Exact for n < 2^31: n reciprocal / 2^shift exceeds n / by by less than 1 / by.
   PDSIM_HOST_DEVICE std::uint32_t quotient(std::uint32_t n) const {
     return static_cast<std::uint32_t>(std::uint64_t{n} * reciprocal >> shift);

@@ -9,7 +9,7 @@ PrefillTiling choose_tiling(std::span<const std::int32_t> q_start, std::int32_t 
   constexpr std::int32_t kRows = tile_rows(PrefillTiling::rows32);
   std::int64_t tiles = 0;
   for (std::size_t r = 1; r < q_start.size(); ++r) tiles += (q_start[r] - q_start[r - 1] + kRows - 1) / kRows;
-  return tiles * heads >= 2 * multiprocessors ? PrefillTiling::rows32 : PrefillTiling::rows16;
+  return tiles * heads >= 2 * std::int64_t{multiprocessors} ? PrefillTiling::rows32 : PrefillTiling::rows16;
 }
 
 std::vector<PrefillTile> prefill_tiles(std::span<const std::int32_t> q_start,
