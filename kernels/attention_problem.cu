@@ -196,26 +196,24 @@ std::vector<double> attention_of(const RaggedBatch<Element>& batch) {
   return reference_attention(batch.kv(), batch.q, batch.q_start, batch.shape.heads, batch.scale);
 }
 
+/// Of one tiling, so that the small batch that is checked goes through the kernel that is timed.
+template <PrefillTiling tiling>
 struct Prefill {
   using Element = bf16;
   OnGpu<bf16> in;
-  PrefillTiling tiling;
   std::vector<PrefillTile> order;
   GpuArray<PrefillTile> tiles;
 
   template <class... Input>
   explicit Prefill(const Input&... input)
-      : in(input...),
-        tiling(choose_tiling(in.q_start, in.heads, multiprocessors())),
-        order(prefill_tiles(in.q_start, in.lengths, tiling)),
-        tiles(order) {}
+      : in(input...), order(prefill_tiles(in.q_start, in.lengths, tiling)), tiles(order) {}
 
   void run(Stream stream) const {
     launch_prefill({in.q.data(), in.out.data(), in.kv, in.q_start_at.data(), tiles.data(),
                     as_int(static_cast<std::int64_t>(order.size())), in.heads, in.scale},
                    tiling, stream);
   }
-  std::string choice() const { return "rows" + std::to_string(static_cast<int>(tiling)); }
+  static std::string choice() { return "rows" + std::to_string(static_cast<int>(tiling)); }
   static std::vector<double> reference(const RaggedBatch<bf16>& batch) { return attention_of(batch); }
 };
 
@@ -283,14 +281,24 @@ Problem ready(const std::shared_ptr<const Kernel>& kernel, const char* name, con
   return problem;
 }
 
-Problem prefill_problem(const Point& p, std::uint64_t seed) {
+template <PrefillTiling tiling>
+Problem prefill_in(const Point& p, std::uint64_t seed) {
   const std::int32_t fresh = as_int(p.at("tokens")), length = fresh + as_int(p.at("prefix"));
   const std::int32_t heads = as_int(p.at("heads")), kv_heads = as_int(p.at("kv_heads")),
                      dim = as_int(p.at("head_dim"));
   const RaggedShape small{{{1, 1}, {70, 150}, {33, 33}, {1, 100}, {0, 20}}, heads, kv_heads, dim};
-  return ready<Prefill>(
-      std::make_shared<Prefill>(as_int(p.at("requests")), fresh, length, heads, kv_heads, dim, dim, seed),
-      "pdsim-prefill", small, seed);
+  return ready<Prefill<tiling>>(std::make_shared<Prefill<tiling>>(as_int(p.at("requests")), fresh, length,
+                                                                  heads, kv_heads, dim, dim, seed),
+                                "pdsim-prefill", small, seed);
+}
+
+Problem prefill_problem(const Point& p, std::uint64_t seed) {
+  std::vector<std::int32_t> q_start(1);
+  for (std::int64_t i = 0; i < p.at("requests"); ++i)
+    q_start.push_back(q_start.back() + as_int(p.at("tokens")));
+  return choose_tiling(q_start, as_int(p.at("heads")), multiprocessors()) == PrefillTiling::rows32
+             ? prefill_in<PrefillTiling::rows32>(p, seed)
+             : prefill_in<PrefillTiling::rows16>(p, seed);
 }
 
 template <class Element>
