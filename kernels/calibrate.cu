@@ -1,6 +1,7 @@
 #include "kernels/calibrate.hpp"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <utility>
 
@@ -147,13 +148,16 @@ class Bench {
     for (int i = 0; i < problem.algorithms(); ++i) require_right(problem.error(i), tolerance);
   }
 
-  /// The fastest of the algorithms, which must all be right, tried shortly and then timed as the budget
-  /// allows.
+  /// The fastest of the algorithms, which must all be right: all are tried in half of the budget, and the
+  /// fastest is timed in the other.
   std::pair<Measured, int> best(LinearProblem& problem, Format format, double budget_s) {
-    const StopRule trial{.least_seconds = 0, .timeout_seconds = budget_s / 8, .noise = 1, .least_samples = 3};
     int chosen = -1;
     double least_us = 0;
     require_right_gemm(problem, format);
+    const StopRule trial{.least_seconds = 0,
+                         .timeout_seconds = budget_s / 2 / problem.algorithms(),
+                         .noise = 1,
+                         .least_samples = 3};
     for (int i = 0; i < problem.algorithms(); ++i) {
       const Measured tried = time(problem, i, trial);
       if (tried.samples > 0 && (chosen < 0 || tried.median_us < least_us)) {
@@ -162,7 +166,7 @@ class Bench {
       }
     }
     if (chosen < 0) return {Measured{.stop = Stop::throttled}, 0};
-    return {time(problem, chosen, rule_of(budget_s)), chosen};
+    return {time(problem, chosen, rule_of(budget_s / 2)), chosen};
   }
 
   /// Weights come from memory because the problem goes round among copies of them; activations may be in L2.
@@ -311,13 +315,22 @@ Measurements calibrate(std::span<const Point> points, const Watch& watch, Mode m
       if (!attempt(result, point, [&](const Point& peak) { bench.peak(peak); })) return result;
     }
   }
+  const auto begin = std::chrono::steady_clock::now();
+  double granted_s = 0;
   for (std::size_t i = 0; i < points.size(); ++i) {
     if (watch.stop && watch.stop()) {
       result.interrupted = true;
       break;
     }
     if (watch.progress) watch.progress(i, points.size());
-    if (!attempt(result, points[i], [&](const Point& point) { bench.measure(point); })) break;
+    Point point = points[i];
+    if (watch.limit_s > 0) {
+      const double elapsed_s =
+          std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+      point.budget_s *= share_of_budget(points, i, elapsed_s, granted_s, watch.limit_s);
+    }
+    granted_s += point.budget_s;
+    if (!attempt(result, point, [&](const Point& each) { bench.measure(each); })) break;
   }
   return result;
 }

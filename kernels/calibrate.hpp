@@ -65,6 +65,7 @@ struct Measurements {
 struct Watch {
   std::function<bool()> stop;
   std::function<void(std::size_t done, std::size_t total)> progress;
+  double limit_s = 0;  ///< after the peaks: where points would take longer they have less each; 0: none
 };
 
 /// Whether a GPU is here that the kernels run on: sm_80 or newer and a driver for it. `why`: why not, in a

@@ -130,8 +130,8 @@ double budget_seconds(std::span<const Point> points);
 double share_of_budget(std::span<const Point> points, std::size_t next, double elapsed_s, double granted_s,
                        double limit_s);
 
-/// Of three minutes; what is left is for set-up, checks and the fit. Where that is too little, points are
-/// given less so that all have been measured after kQuickLimitSeconds.
-inline constexpr double kQuickSeconds = 100, kQuickLimitSeconds = 160;
+/// Of three minutes. What is left between the two is for set-up and checks; where it is too little, points
+/// are given less (share_of_budget). Before come the peaks, some seconds, and afterwards the fit.
+inline constexpr double kQuickSeconds = 100, kQuickLimitSeconds = 155;
 
 }  // namespace pdsim::kernels

@@ -250,11 +250,12 @@ int fit(const CalibrateOptions& options, const std::vector<std::filesystem::path
   }
 }
 
-Measurements watched(const std::vector<kernels::Point>& points, kernels::Mode mode, bool quiet) {
+Measurements watched(const std::vector<kernels::Point>& points, kernels::Mode mode, bool quiet,
+                     double limit_s = 0) {
   catch_interrupts();
   Progress progress(mode == kernels::Mode::check ? "checking" : "measuring", "points", quiet);
-  const kernels::Watch watch{interrupted,
-                             [&](std::size_t done, std::size_t total) { progress.update(done, total); }};
+  const kernels::Watch watch{
+      interrupted, [&](std::size_t done, std::size_t total) { progress.update(done, total); }, limit_s};
   return measure(points, watch, mode);
 }
 
@@ -294,7 +295,8 @@ int calibrate_gpu(const CalibrateOptions& options) {
   const std::string date = fmt::format("{:%Y-%m-%d}", fmt::gmtime(std::chrono::system_clock::now()));
   const Gpu& gpu = gpu_of(measured_device(), options.gpu);
 
-  const Measurements measured = watched(points, kernels::Mode::measure, options.quiet);
+  const Measurements measured =
+      watched(points, kernels::Mode::measure, options.quiet, options.quick ? kernels::kQuickLimitSeconds : 0);
 
   const std::string software =
       fmt::format("pdsim " PDSIM_VERSION " CUDA {} cuBLAS {}", measured.gpu.runtime, measured.gpu.cublas);
