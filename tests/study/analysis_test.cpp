@@ -260,24 +260,21 @@ TEST(Analysis, WhatFailsRequestsWinsNoLatency) {
   m.space.contrasts = {{1, kTtft}};
   const std::string report = sweep_report(m.space, m.rows);
   expect_tidy(report);
-  const std::string left_out =
-      "4 points left out: they completed fewer requests (down to 90 %) than the best 100 %, and a latency is "
-      "of "
-      "completed requests alone";
-  expect_in(
-      report,
-      {"Pareto front of ttft_p95, usd_per_request_in_slo: 1 of 6 points\n" + left_out +
-           "\npoint  rate   ttl  ttft_p95  usd_per_request_in_slo\n1         1  long       200             "
-           "          2",
-       "ttft_p95 (time to first token, ms, 95th percentile): best 200 at point 1\nrate 1, ttl long\n" +
-           left_out,
-       "usd_per_request_in_slo (dollars billed per request within the SLO): best 1 at point 0\nrate 1, ttl "
-       "short",
-       // 200 against 300, and where all fail as many 100 against 200
-       "rate     1     2\nL 33  S 50\nS short, L long, O longer; the number is the margin over the second "
-       "best in %",
-       "short wins 1 of 2 cells, by 50 %; long 1, by 33 %; longer none; 1 point not compared, since it "
-       "completed fewer requests than others in its cell."});
+  const std::string left_out = R"(4 points left out: they completed fewer requests (down to 90 %) than the
+      best 100 %, and a latency is of completed requests alone)";
+  const std::string front = "Pareto front of ttft_p95, usd_per_request_in_slo: 1 of 6 points\n";
+  const std::string best = "ttft_p95 (time to first token, ms, 95th percentile): best 200 at point 1\n";
+  expect_in(report, {front + left_out, best + "rate 1, ttl long\n" + left_out,
+                     R"(point  rate   ttl  ttft_p95  usd_per_request_in_slo
+                        1         1  long       200                       2)",
+                     R"(usd_per_request_in_slo (dollars billed per request within the SLO): best 1 at point 0
+                        rate 1, ttl short)",
+                     // 200 against 300, and where all fail as many 100 against 200
+                     R"(rate     1     2
+                        L 33  S 50
+                        S short, L long, O longer; the number is the margin over the second best in %)",
+                     R"(short wins 1 of 2 cells, by 50 %; long 1, by 33 %; longer none; 1 point not compared,
+                        since it completed fewer requests than others in its cell.)"});
 }
 
 // A margin of a fifth counts where figures are off by a tenth, on either side, and not where by a third; a
