@@ -1,6 +1,7 @@
 // Theory: a sweep's results depend on its file alone: not on threads, shards, kills or interruptions; what
 // cannot be is one line that says what to do, and a point that cannot be is a row.
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -291,9 +292,9 @@ TEST(Sweep, ADatabaseThatFailsIsOneMessage) {
   std::set<int> statuses;
   for (const int blocks : {8, 24, 32, 40, 48, 64, 80, 96, 128, 160, 1000}) {  // of 512 or 1024 bytes
     SCOPED_TRACE(blocks);
-    const std::string limit = "ulimit -f " + std::to_string(blocks) + "; ", db = "d" + std::to_string(blocks);
-    const Ran ran = run(folder, "sweep s.json --quiet --jobs 1 --db " + db + " --csv " + db + ".csv",
-                        limit + kNoScheduler);
+    const std::string db = fmt::format("d{}", blocks);
+    const Ran ran = run(folder, fmt::format("sweep s.json --quiet --jobs 1 --db {0} --csv {0}.csv", db),
+                        fmt::format("ulimit -f {}; {}", blocks, kNoScheduler));
     statuses.insert(ran.status);
     if (ran.status == 0) continue;
     EXPECT_TRUE(ran.status == 2 || ran.status == 3) << ran.status << ran.err;
@@ -356,7 +357,7 @@ TEST(Sweep, AFileThatChangesUnderItsNameIsRefused) {
   for (const std::string sweep : {"s.json", "p.json"}) {
     const std::string all = sweep + ".db", shards[] = {sweep + ".0", sweep + ".1"};
     const auto command = [&](const std::string& db, const std::string& more) {
-      return run(elsewhere, "sweep '" + (folder / sweep) + "' --quiet --db '" + (folder / db) + "' " + more,
+      return run(elsewhere, fmt::format("sweep '{}' --quiet --db '{}' {}", folder / sweep, folder / db, more),
                  kNoScheduler);
     };
     const Ran first = command(all, "");
@@ -373,7 +374,8 @@ TEST(Sweep, AFileThatChangesUnderItsNameIsRefused) {
       EXPECT_NE(resumed.err.find("expected it as it was, or another --db"), std::string::npos) << resumed.err;
       const Ran other = command(shards[1], "--shard 1/2");
       ASSERT_EQ(other.status, 0) << other.err;
-      const Ran merged = run(folder, "merge " + shards[0] + " " + shards[1] + " --db merged", kNoScheduler);
+      const Ran merged =
+          run(folder, fmt::format("merge {} {} --db merged", shards[0], shards[1]), kNoScheduler);
       EXPECT_EQ(merged.status, 2) << merged.err;
       EXPECT_NE(merged.err.find(shards[1] + ": rests on another "), std::string::npos) << merged.err;
       EXPECT_NE(merged.err.find(file), std::string::npos) << merged.err;
