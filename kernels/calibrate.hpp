@@ -55,7 +55,8 @@ struct Measurements {
   Peaks peaks;
   std::vector<Row> rows;
   std::vector<Interference> interference;
-  std::vector<NotMeasured> skipped;  ///< this GPU cannot: too little memory, no such format, no second GPU
+  std::vector<NotMeasured> skipped;  ///< this GPU cannot (too little memory, no such format, no second GPU),
+                                     ///< its clock was down, or no sample stood apart from its posting
   std::vector<NotMeasured> wrong;    ///< the result was not the reference's, or a call of it failed: no row
   bool interrupted = false;
   std::string broken;  ///< CUDA itself failed, at which point and why; nothing after it could be measured

@@ -91,9 +91,8 @@ class List {
 
   std::vector<Point> of(const ModelShapes& models) {
     gemm(models.linear);
-    const std::vector<Heads> heads = able(models.attention);
-    prefill(heads);
-    decode(heads);
+    prefill(models.attention);
+    decode(models.attention);
     latent_decode(models.latent_heads);
     moe(models.experts);
     copies();
@@ -113,6 +112,7 @@ class List {
   void add(Op op, Format format, std::array<std::int64_t, kMostAxes> shape, double budget_s,
            Copy copy = Copy::gather) {
     const Point point{op, format, copy, shape, budget_s};
+    if (!can_run(point)) return;
     if (std::find(points_.begin(), points_.end(), point) == points_.end()) points_.push_back(point);
   }
 
@@ -130,19 +130,9 @@ class List {
   void gemm(std::span<const LinearLayer> layers) {
     for (const Format format : kFormats) {
       for (const LinearLayer& layer : layers) {
-        if (layer.n % kAligned != 0 || layer.k % kAligned != 0) continue;
         for (const std::int64_t m : kRows) add(Op::gemm, format, {m, layer.n, layer.k}, grid_.gemm_s);
       }
     }
-  }
-
-  static std::vector<Heads> able(std::span<const Heads> all) {
-    std::vector<Heads> able;
-    for (const Heads& h : all) {
-      if ((h.head_dim == 64 || h.head_dim == 128) && h.heads % h.kv_heads == 0 && h.heads / h.kv_heads <= 16)
-        able.push_back(h);
-    }
-    return able;
   }
 
   void prefill(std::span<const Heads> heads) {
@@ -178,7 +168,6 @@ class List {
 
   void latent_decode(std::span<const std::int64_t> latent_heads) {
     for (const std::int64_t heads : latent_heads) {
-      if (heads % kLatentHeads != 0) continue;
       for (const std::int64_t batch : kBatches) {
         for (const std::int64_t context : kContexts) {
           if (batch * context * kLatentRow > kMostCache) continue;
@@ -260,6 +249,23 @@ std::int64_t Point::at(std::string_view axis) const {
   const auto found = std::find(all.begin(), all.end(), axis);
   if (found == all.end()) throw std::logic_error(fmt::format("{} has no axis {}", name(op), axis));
   return shape[static_cast<std::size_t>(found - all.begin())];
+}
+
+bool can_run(const Point& point) {
+  switch (point.op) {
+    case Op::gemm:
+      return point.at("n") % kAligned == 0 && point.at("k") % kAligned == 0;
+    case Op::attention_prefill:
+    case Op::attention_decode: {
+      const std::int64_t heads = point.at("heads"), kv_heads = point.at("kv_heads"),
+                         head_dim = point.at("head_dim");
+      return (head_dim == 64 || head_dim == 128) && heads % kv_heads == 0 && heads / kv_heads <= 16;
+    }
+    case Op::mla_decode:
+      return point.at("heads") % kLatentHeads == 0;
+    default:
+      return true;
+  }
 }
 
 std::string describe(const Point& point) {

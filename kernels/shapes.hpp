@@ -7,7 +7,7 @@
 // tokens, contexts, runs) are the grids in shapes.cpp.
 //
 // A quick list has, in place of the models' layers, the fewest shapes that tell a curve. The caller brings
-// those too: they were found from whole tables of several GPUs (models/quick-shapes.csv).
+// those too (models/quick-shapes.csv; models/README.md says how they were found).
 //
 // Invariants: no point twice; axes have the names and the order of pdsim's own tables
 // (models/kernel_table.hpp; a test compares).
@@ -33,6 +33,10 @@ enum class Op : std::uint8_t {
 };
 inline constexpr Op kOps[] = {Op::gemm, Op::attention_prefill, Op::attention_decode, Op::mla_decode,
                               Op::moe,  Op::kv_copy,           Op::interference};
+
+/// Those on a model's layers, whose shapes a caller brings.
+inline constexpr Op kLayerOps[] = {Op::gemm, Op::attention_prefill, Op::attention_decode, Op::mla_decode,
+                                   Op::moe};
 
 /// As tables spell it: "attention-prefill".
 std::string_view name(Op op);
@@ -84,6 +88,10 @@ struct Point {
   bool operator==(const Point&) const = default;
 };
 
+/// Whether a kernel here can: rows of linear layers in multiples of 16, heads of 64 or 128 and at most 16 of
+/// them a KV head, latent heads in multiples of 16. Requires axes above 0 (a prefix may be).
+bool can_run(const Point& point);
+
 /// "gemm bf16 m=1 n=1024 k=1024", for people.
 std::string describe(const Point& point);
 
@@ -104,12 +112,11 @@ struct ModelShapes {
   std::vector<Experts> experts;
 };
 
-/// The points of a full list. Only head sizes that the kernels have (64 and 128), at most 16 query heads a KV
-/// head, and caches of at most 8 GiB are listed.
+/// The points of a full list, of the models' shapes those that can_run, with caches of at most 8 GiB.
 std::vector<Point> full_plan(const ModelShapes& models);
 
-/// Those of a quick list: `shapes`, of operations on models' layers and without budgets, and a few copies,
-/// with a budget of kQuickSeconds in all.
+/// Those of a quick list: `shapes`, which have no budgets yet, and a few copies, with a budget of at most
+/// kQuickSeconds in all.
 std::vector<Point> quick_plan(std::span<const Point> shapes);
 
 /// Rows that each expert of a rank has under balanced routing, those without left out: tokens x topk / ep,

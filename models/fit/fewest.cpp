@@ -11,6 +11,7 @@
 #include "models/fit.hpp"
 #include "models/fit/least_squares.hpp"
 #include "models/kernel_time.hpp"
+#include "sim/core/error.hpp"
 
 namespace pdsim {
 namespace {
@@ -74,6 +75,7 @@ class Search {
       judged_.push_back(std::move(judged));
     }
     candidates_.assign(common.begin(), common.end());
+    if (candidates_.empty()) throw InputError("--fewest", "these tables share no shape; expected some");
   }
 
   std::vector<Shape> run() {
@@ -82,19 +84,21 @@ class Search {
     for (const Shape& shape : options_.start) {
       if (std::binary_search(candidates_.begin(), candidates_.end(), shape)) list.insert(shape);
     }
+    if (!options_.start.empty() && list.empty())
+      throw InputError("--start", "none of its shapes is in all of these tables; expected some");
     if (list.empty()) lengthen(list, std::min(options_.first, most));
-    Loss best = loss_of(list, std::numeric_limits<double>::infinity());
+    Loss best = loss_of(list);
     while (true) {
       for (std::size_t i = 0; i < options_.tries && best.furthest > options_.within; ++i) {
         const std::set<Shape> changed = exchange(list);
-        const Loss loss = loss_of(changed, best.sum);
+        const Loss loss = loss_of(changed);
         if (loss.sum >= best.sum) continue;
         best = loss;
         list = changed;
       }
       if (best.furthest <= options_.within || list.size() >= most) break;
       lengthen(list, std::min(most, list.size() + list.size() / 8 + 1));
-      best = loss_of(list, std::numeric_limits<double>::infinity());
+      best = loss_of(list);
     }
     return {list.begin(), list.end()};
   }
@@ -105,9 +109,8 @@ class Search {
     double furthest = 0;  ///< of the tables
   };
 
-  /// Over the tables: what the list costs, the more so beyond the margin. Gives up where it is more than
-  /// `enough`.
-  Loss loss_of(const std::set<Shape>& list, double enough) const {
+  /// Over the tables: what the list costs, the more so beyond the margin.
+  Loss loss_of(const std::set<Shape>& list) const {
     constexpr double kBeyond = 5;
     Loss loss{0, -std::numeric_limits<double>::infinity()};
     for (const Judged& judged : judged_) {
@@ -118,7 +121,6 @@ class Search {
         loss.furthest = std::max(loss.furthest, lost);
         loss.sum += lost + kBeyond * std::max(0.0, lost - options_.within);
       }
-      if (loss.sum >= enough) break;
     }
     return loss;
   }

@@ -44,11 +44,13 @@ struct FewestOptions {
 /// Whether calibrations measure such shapes: what models have at their tensor-parallel degrees, and serving
 /// asks for. Linear layers of 1024 rows and columns or more and at most 2^29 weights, to 8192 tokens and 2^42
 /// operations; heads of 64 or 128, at most 8 KV heads of 4, 8 or 16 queries each, no window; contexts from 16
-/// on, at most 8 prompts or 256 decode rows.
+/// on, at most 8 prompts or 256 decode rows;
+/// experts under balanced routing, to 8192 tokens.
 bool serving_shape(const KernelRow& row);
 
 /// Tables of one operation, format, head size and kernel each, on different GPUs; shapes that not all of them
-/// hold are no candidates. Requires rows in each. A tenth of a second for each try and table.
+/// hold are no candidates, also of options.start. InputError where none is left. Requires rows in each. A
+/// tenth of a second for each try and table.
 Fewest fewest_shapes(std::span<const KernelTable> tables, const FewestOptions& options = {});
 
 /// The same error for a list that is given.

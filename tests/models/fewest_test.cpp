@@ -132,10 +132,10 @@ double full_calibration(const KernelTable& table) {
   return fewest_loss(table, shapes).quick.median_ape;
 }
 
-// Tables of the two GPUs with which the list was found, and of one that it has not seen. Linear layers in fp8
-// lose more than two points against all 14,592 rows of a table, but not against those that a full calibration
-// measures. L40S is left out: its tables have weights of up to 12 MB in the L2 cache, which a calibration has
-// not.
+// Tables of the GPUs with which the list was found (models/README.md: H200 for some curves only). Linear
+// layers in fp8 lose more than two points against all 14,592 rows of a table, but not against those that a
+// full calibration measures. L40S is left out: its tables have weights of up to 12 MB in the L2 cache, which
+// a calibration has not.
 TEST(Fewest, TheShippedListHoldsOnRealTables) {
 #if !defined(NDEBUG) || defined(__SANITIZE_ADDRESS__)
   GTEST_SKIP() << "takes minutes without optimisation or with sanitizers; the tests above cover the code";

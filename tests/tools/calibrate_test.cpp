@@ -78,6 +78,34 @@ TEST(Calibrate, ADryRunListsThePointsAndTheirTime) {
   EXPECT_EQ(one.out.find("mla"), std::string::npos);
 }
 
+TEST(Calibrate, AQuickListThatNoKernelCanRunIsRefusedAtItsLine) {
+  const Folder folder;
+  std::filesystem::create_directories(folder / "data/models");
+  std::ofstream(folder / "data/models/gpus.json") << "{}";
+  const std::string header =
+      "op,dtype,m,n,k,tokens,prefix,requests,batch,context,heads,kv_heads,head_dim,hidden,intermediate,"
+      "experts,topk,tp,ep\n";
+  for (const auto& [row, expected] : std::vector<std::pair<std::string, std::string>>{
+           {"gem,bf16,1,1024,1024,,,,,,,,,,,,,,", "op is 'gem' (did you mean 'gemm'?)"},
+           {"kv-copy,bf16,1,1024,1024,,,,,,,,,,,,,,", "op is 'kv-copy'"},
+           {"gemm,int8,1,1024,1024,,,,,,,,,,,,,,", "dtype is 'int8'"},
+           {"gemm,bf16,1,1024,,,,,,,,,,,,,,,", "k"},
+           {"gemm,bf16,1.5,1024,1024,,,,,,,,,,,,,,", "m is 1.5: expected a whole number"},
+           {"gemm,bf16,1,1000,1024,,,,,,,,,,,,,,", "multiples of 16"},
+           {"attention-decode,bf16,,,,,,,1,64,8,0,128,,,,,,", "kv_heads"},
+           {"attention-decode,bf16,,,,,,,1,64,8,3,128,,,,,,", "at most 16 a KV head"},
+           {"attention-prefill,bf16,,,,16,0,1,,,8,2,96,,,,,,", "heads of 64 or 128"}}) {
+    std::ofstream(folder / "data/models/quick-shapes.csv") << header << row << '\n';
+    const Ran ran = run(folder, "calibrate --quick --dry-run", "PDSIM_DATA=data");
+    EXPECT_EQ(ran.status, 2) << row;
+    EXPECT_EQ(ran.out, "");
+    EXPECT_NE(ran.err.find("quick-shapes.csv:2"), std::string::npos) << ran.err;
+    EXPECT_NE(ran.err.find(expected), std::string::npos) << ran.err;
+  }
+  std::filesystem::remove(folder / "data/models/quick-shapes.csv");
+  EXPECT_EQ(run(folder, "calibrate --quick --dry-run", "PDSIM_DATA=data").status, 2);
+}
+
 kernels::Measurements measurements() {
   using kernels::Copy, kernels::Format, kernels::Op;
   kernels::Measurements m;

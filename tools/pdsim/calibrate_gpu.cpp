@@ -6,9 +6,11 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <string_view>
 #include <utility>
 
@@ -72,25 +74,46 @@ kernels::ModelShapes shapes_of(const std::vector<std::string>& models, const std
   return shapes;
 }
 
-/// The shapes of models/quick-shapes.csv: the axes of their operation, blank those of others.
+/// What a field names, of those that `all` are.
+template <class T>
+T named(const Csv& in, std::size_t row, std::string_view column, std::span<const T> all) {
+  const std::string_view text = in.text(row, in.column(column));
+  std::vector<std::string_view> names;
+  for (const T each : all) names.push_back(kernels::name(each));
+  const auto found = std::find(names.begin(), names.end(), text);
+  if (found == names.end()) {
+    throw InputError(in.place(row), fmt::format("{} is '{}'{}: expected one of {}", column, text,
+                                                did_you_mean(text, names), fmt::join(names, ", ")));
+  }
+  return all[static_cast<std::size_t>(found - names.begin())];
+}
+
+/// The shapes of models/quick-shapes.csv, each with the axes of its operation; the columns of others are
+/// blank.
 std::vector<kernels::Point> quick_shapes() {
   const Csv in(data_dir() / "models" / "quick-shapes.csv");
+  constexpr double kMost = 0x1p31;
   std::vector<kernels::Point> shapes;
   for (std::size_t i = 0; i < in.rows(); ++i) {
-    const auto named = [&](std::string_view column, const auto& all) {
-      const std::string_view text = in.text(i, in.column(column));
-      const auto* found = std::find_if(std::begin(all), std::end(all),
-                                       [text](const auto each) { return kernels::name(each) == text; });
-      if (found == std::end(all))
-        throw InputError(in.place(i), fmt::format("{} '{}' is not known", column, text));
-      return *found;
-    };
     kernels::Point point;
-    point.op = named("op", kernels::kOps);
-    point.format = named("dtype", kernels::kFormats);
+    point.op = named<kernels::Op>(in, i, "op", kernels::kLayerOps);
+    point.format = named<kernels::Format>(in, i, "dtype", kernels::kFormats);
     std::size_t axis = 0;
-    for (const std::string_view column : kernels::axes(point.op))
-      point.shape[axis++] = static_cast<std::int64_t>(in.number(i, in.column(column), 0));
+    for (const std::string_view name : kernels::axes(point.op)) {
+      const std::size_t column = in.column(name);
+      const double value = name == "prefix" ? in.number(i, column, 0) : in.positive(i, column);
+      if (std::trunc(value) < value || value > kMost) {
+        throw InputError(in.place(i),
+                         fmt::format("{} is {}: expected a whole number", name, in.text(i, column)));
+      }
+      point.shape[axis++] = static_cast<std::int64_t>(value);
+    }
+    if (!kernels::can_run(point)) {
+      throw InputError(in.place(i),
+                       fmt::format("{}: no kernel here can run it; expected n and k in multiples of "
+                                   "16, heads of 64 or 128 and at most 16 a KV head",
+                                   kernels::describe(point)));
+    }
     shapes.push_back(point);
   }
   return shapes;
@@ -198,11 +221,12 @@ std::string report(const Measurements& c, const Gpu& gpu) {
   std::string text =
       fmt::format("{}, driver {}, {:.0f} MHz{}\n", c.gpu.device, c.gpu.driver, c.gpu.clock_mhz,
                   c.gpu.power_limit_w ? fmt::format(", limit {:.0f} W", *c.gpu.power_limit_w) : "");
-  text +=
-      fmt::format("copy  {}\ngemm  bf16 {}\n", against(c.peaks.copy_gb_per_s, gpu.hbm_bytes_per_ns, "GB/s"),
-                  against(c.peaks.gemm_bf16_tflops, gpu.bf16_tflops, "TFLOP/s"));
-  if (c.peaks.gemm_fp8_tflops > 0)
-    text += fmt::format("gemm  fp8 {}\n", against(c.peaks.gemm_fp8_tflops, gpu.fp8_tflops, "TFLOP/s"));
+  const auto peak = [&](std::string_view what, double measured, double sheet, const char* unit) {
+    if (measured > 0) text += fmt::format("{} {}\n", what, against(measured, sheet, unit));
+  };
+  peak("copy ", c.peaks.copy_gb_per_s, gpu.hbm_bytes_per_ns, "GB/s");
+  peak("gemm  bf16", c.peaks.gemm_bf16_tflops, gpu.bf16_tflops, "TFLOP/s");
+  peak("gemm  fp8", c.peaks.gemm_fp8_tflops, gpu.fp8_tflops, "TFLOP/s");
   text += "\n" + achieved(c);
   text += fmt::format("\n{} points measured, {} samples below full clock thrown away\n",
                       c.rows.size() + c.interference.size(), throttled);
@@ -261,7 +285,7 @@ Measurements watched(const std::vector<kernels::Point>& points, kernels::Mode mo
 
 void complain(const Measurements& measured) {
   for (const auto& [point, why] : measured.wrong)
-    fmt::print(stderr, "pdsim: a wrong kernel, not timed: {}: {}\n", describe(point), why);
+    fmt::print(stderr, "pdsim: wrong or failed, not timed: {}: {}\n", describe(point), why);
   if (!measured.broken.empty()) fmt::print(stderr, "pdsim: CUDA failed: {}\n", measured.broken);
 }
 

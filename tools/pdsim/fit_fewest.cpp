@@ -5,8 +5,8 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdio>
 #include <filesystem>
-#include <fstream>
 #include <map>
 #include <set>
 #include <utility>
@@ -15,6 +15,7 @@
 #include "models/fit/fewest.hpp"
 #include "sim/core/error.hpp"
 #include "tools/pdsim/commands.hpp"
+#include "tools/study/files.hpp"
 
 namespace pdsim {
 namespace {
@@ -43,8 +44,10 @@ std::map<std::string, Shapes> read_list(const std::string& path) {
     row.op = *op;
     row.dtype = dtype_of(in.text(i, in.column("dtype")), in.place(i));
     std::size_t axis = 0;
-    for (const std::string_view column : shape_axes(row.op))
-      row.shape[axis++] = in.number(i, in.find(column), 0);
+    for (const std::string_view column : shape_axes(row.op)) {
+      const bool may_lack = column == "window" || column == "routing";  // none, balanced
+      row.shape[axis++] = in.number(i, may_lack ? in.find(column) : in.column(column), 0);
+    }
     lists[curve_name(row)].push_back(row.shape);
   }
   return lists;
@@ -78,6 +81,10 @@ std::map<std::string, KernelTable> by_curve(const std::string& path) {
 }  // namespace
 
 int fit_fewest(const std::vector<std::string>& paths, const FewestFitOptions& options) {
+  const bool to_stdout = options.shapes == "-";
+  const std::string file_name = std::filesystem::path(options.shapes).filename().string();
+  const std::string_view names[] = {file_name};
+  if (!to_stdout) check_folder(folder_of(options.shapes), names);
   std::map<std::string, std::vector<KernelTable>> curves;
   for (const std::string& path : paths) {
     for (auto& [curve, table] : by_curve(path)) curves[curve].push_back(std::move(table));
@@ -87,7 +94,7 @@ int fit_fewest(const std::vector<std::string>& paths, const FewestFitOptions& op
            std::find(options.only.begin(), options.only.end(), curve.first) == options.only.end();
   });
   if (curves.empty()) {
-    throw InputError("--fewest", "no linear layers or attention of serving shapes in these tables");
+    throw InputError("--fewest", "no linear layers, attention or experts of serving shapes in these tables");
   }
   std::set<std::string_view> axes;
   std::vector<std::string_view> columns;
@@ -98,16 +105,19 @@ int fit_fewest(const std::vector<std::string>& paths, const FewestFitOptions& op
   }
   std::string csv = fmt::format("op,dtype,{}\n", fmt::join(columns, ","));
   const auto lists = read_list(options.start);
-  fmt::print("{:<36} {:<10} {:>6} {:>6} {:>12} {:>12}\n", "curve", "GPU", "rows", "shapes", "full, %",
+  std::FILE* const report = to_stdout ? stderr : stdout;
+  fmt::print(report, "{:<36} {:<10} {:>6} {:>6} {:>12} {:>12}\n", "curve", "GPU", "rows", "shapes", "full, %",
              "these, %");
   for (const auto& [curve, tables] : curves) {
     FewestOptions search;
     search.within = options.within / 100;
     search.tries = options.tries;
     if (const auto list = lists.find(curve); list != lists.end()) search.start = list->second;
+    if (search.start.empty() && !options.start.empty())
+      throw InputError(options.start, fmt::format("has no shape of {}; expected some to begin with", curve));
     const Fewest found = fewest_shapes(tables, search);
     for (const FewestLoss& loss : found.losses) {
-      fmt::print("{:<36} {:<10} {:>6} {:>6} {:>5.1f} {:>6.1f} {:>5.1f} {:>6.1f}\n", curve, loss.gpu,
+      fmt::print(report, "{:<36} {:<10} {:>6} {:>6} {:>5.1f} {:>6.1f} {:>5.1f} {:>6.1f}\n", curve, loss.gpu,
                  loss.rows, loss.shapes, 100 * loss.full.median_ape, 100 * loss.full.p90_ape,
                  100 * loss.quick.median_ape, 100 * loss.quick.p90_ape);
     }
@@ -121,9 +131,11 @@ int fit_fewest(const std::vector<std::string>& paths, const FewestFitOptions& op
       csv += '\n';
     }
   }
-  std::ofstream out(options.shapes, std::ios::binary);
-  out << csv;
-  if (!out.flush()) throw InputError(options.shapes, "cannot be written");
+  if (to_stdout) {
+    fmt::print("{}", csv);
+  } else {
+    write_files(folder_of(options.shapes), {{file_name, csv}});
+  }
   return kDone;
 }
 

@@ -6,7 +6,6 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include <chrono>
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
@@ -245,19 +244,15 @@ TEST_F(Rehearsal, ACallThatFailsEndsItsPointAndABrokenGpuEndsAll) {
   EXPECT_TRUE(all.broken.ends_with("an illegal memory access was encountered")) << all.broken;
 }
 
-// What is granted to points is less where there is little time, and ten samples each all the same where those
-// take less than that.
-TEST_F(Rehearsal, ALimitIsKept) {
+// However little time there is, each point has a tenth of its budget, and the ten samples that fit in it.
+TEST_F(Rehearsal, ALateListHasLessForEachPoint) {
   const std::vector<Point> points(5, kGemm);
-  const auto begin = std::chrono::steady_clock::now();
   const Measurements m = calibrate(points, {{}, {}, 1e-3});
-  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   EXPECT_EQ(m.rows.size(), points.size());
   for (const Row& row : m.rows) {
-    EXPECT_DOUBLE_EQ(row.point.budget_s, kBudget / 10);  // the least share
+    EXPECT_DOUBLE_EQ(row.point.budget_s, kBudget / 10);
     EXPECT_GE(row.measured.samples, 10);
   }
-  EXPECT_LT(seconds, kBudget);
 }
 
 TEST_F(Rehearsal, AnInterruptEndsItBetweenPoints) {
