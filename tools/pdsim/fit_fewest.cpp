@@ -89,13 +89,20 @@ int fit_fewest(const std::vector<std::string>& paths, const FewestFitOptions& op
   for (const std::string& path : paths) {
     for (auto& [curve, table] : by_curve(path)) curves[curve].push_back(std::move(table));
   }
+  if (curves.empty()) {
+    throw InputError("--fewest", "no linear layers, attention or experts of serving shapes in these tables");
+  }
+  std::vector<std::string_view> known;
+  for (const auto& entry : curves) known.emplace_back(entry.first);
+  for (const std::string& curve : options.only) {
+    if (curves.contains(curve)) continue;
+    throw InputError("--curve", fmt::format("'{}' is not in these tables{}: expected one of {}", curve,
+                                            did_you_mean(curve, known), fmt::join(known, ", ")));
+  }
   std::erase_if(curves, [&](const auto& curve) {
     return !options.only.empty() &&
            std::find(options.only.begin(), options.only.end(), curve.first) == options.only.end();
   });
-  if (curves.empty()) {
-    throw InputError("--fewest", "no linear layers, attention or experts of serving shapes in these tables");
-  }
   std::set<std::string_view> axes;
   std::vector<std::string_view> columns;
   for (const auto& [curve, tables] : curves) {
