@@ -46,13 +46,23 @@ FilesRead& log_of_files() {
   return log;
 }
 
-// The rest of a stream on a file.
-std::string read_and_note(std::istream& stream, const std::filesystem::path& file) {
-  std::string text((std::istreambuf_iterator<char>(stream)), std::istreambuf_iterator<char>());
+void note(const std::string& name, const std::string& text) {
   FilesRead& log = log_of_files();
   const std::string digest = sha256_hex(text);
   const std::lock_guard lock(log.mutex);
-  log.files.emplace(std::filesystem::absolute(file).lexically_normal().string(), digest);
+  log.files.emplace(name, digest);
+}
+
+// The rest of a stream on a file.
+std::string read_and_note(std::istream& stream, const std::filesystem::path& file) {
+  std::string text((std::istreambuf_iterator<char>(stream)), std::istreambuf_iterator<char>());
+  note(std::filesystem::absolute(file).lexically_normal().string(), text);
+  return text;
+}
+
+// Read by whoever asks first.
+const std::string& stdin_text() {
+  static const std::string text(std::istreambuf_iterator<char>(std::cin), {});
   return text;
 }
 
@@ -66,7 +76,8 @@ std::set<std::pair<std::string, std::string>> files_read() {
 
 json read_json(const std::filesystem::path& file) {
   if (file == "-") {
-    return parsed<json>(std::string(std::istreambuf_iterator<char>(std::cin), {}), "<stdin>");
+    note("-", stdin_text());
+    return parsed<json>(stdin_text(), "<stdin>");
   }
   std::ifstream stream(file, std::ios::binary);
   if (!stream || std::filesystem::is_directory(file)) {
@@ -80,7 +91,10 @@ json read_json(const std::filesystem::path& file) {
 }
 
 std::string read_text(const std::string& path, std::string_view what) {
-  if (path == "-") return {std::istreambuf_iterator<char>(std::cin), {}};
+  if (path == "-") {
+    note("-", stdin_text());
+    return stdin_text();
+  }
   std::error_code error;
   std::ifstream stream(path, std::ios::binary);
   if (!stream || std::filesystem::is_directory(path, error)) {

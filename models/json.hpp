@@ -14,14 +14,15 @@
 namespace pdsim {
 
 /// Parses a file, or stdin for "-"; comments are allowed. InputError at "file" when it cannot be read, at
-/// "file:line" when it is no JSON.
+/// "file:line" when it is no JSON. Stdin is read once, and is the same to all that ask for it here.
 nlohmann::json read_json(const std::filesystem::path& file);
 
-/// All of a file, or of stdin for "-". InputError at `path`: "cannot be read; expected WHAT".
+/// All of a file, or of stdin for "-", as read_json(). InputError at `path`: "cannot be read; expected
+/// WHAT".
 std::string read_text(const std::string& path, std::string_view what);
 
-/// What read_json() and read_text() have read in this process: absolute path and SHA-256 of the bytes. A file
-/// that has changed meanwhile is there twice. From any thread; O(files).
+/// What read_json() and read_text() have read in this process: absolute path, or "-", and SHA-256 of the
+/// bytes. A file that has changed meanwhile is there twice. From any thread; O(files).
 std::set<std::pair<std::string, std::string>> files_read();
 
 /// Parses `text`, what `file` in messages holds; comments are allowed, keys keep their order. InputError at

@@ -88,7 +88,7 @@ std::map<std::string, std::string> texts_of(const JsonObject& document, std::str
 
 NetworkProfile load_network_profile(const std::string& path, std::string_view place) {
   std::error_code error;
-  if (!std::filesystem::is_regular_file(path, error)) {
+  if (path != "-" && !std::filesystem::is_regular_file(path, error)) {
     throw InputError(place, fmt::format("is '{}', expected a network profile (pdsim calibrate network writes "
                                         "one)",
                                         path));

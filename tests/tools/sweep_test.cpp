@@ -401,6 +401,36 @@ TEST(Sweep, AFileThatChangesUnderItsNameIsRefused) {
   EXPECT_NE(changed.err.find(shape + ": is not what it was"), std::string::npos) << changed.err;
 }
 
+// "-" is stdin wherever a file can be named, for every pool and every point that asks; another stdin is
+// another file.
+TEST(Sweep, StdinIsAFileLikeOthers) {
+  const Folder folder;
+  folder.file("overheads", to_json(load_overheads("vllm")));
+  folder.file("gpu", bytes_of(PDSIM_SOURCE_DIR "/models/profiles/h200.json"));
+  folder.file("pings",
+              "bytes   #sent   #ack     total       time     MB/sec    usec/xfer   Mxfers/sec\n"
+              "64      10      =10      1.2k        0.00s      1.77      36.16       0.03\n");
+  ASSERT_EQ(run(folder, "calibrate network pings --instance p5en.48xlarge --out net").status, 0);
+  const std::pair<const char*, const char*> uses[] = {
+      {"overheads", R"("pools.prefill.engine.overheads": ["-"], "pools.decode.engine.overheads": ["-"])"},
+      {"gpu", R"("gpu_profile": ["-"])"},
+      {"net", R"("network.profile": ["-"])"}};
+  for (const auto& [file, parameters] : uses) {
+    SCOPED_TRACE(file);
+    folder.file("s.json", sweep_file(20, fmt::format(R"("seed": [1, 2], {})", parameters)));
+    for (int shard = 0; shard < 2; ++shard) {
+      const Ran ran =
+          run_apart(folder, fmt::format("sweep s.json --quiet --db {0}{1} --shard {1}/2 <{0}", file, shard));
+      ASSERT_EQ(ran.status, 0) << ran.err;
+      folder.file(file, bytes_of(folder / file) + "\n");
+    }
+    const Ran merged = run_apart(folder, fmt::format("merge {0}0 {0}1 --db m", file));
+    EXPECT_EQ(merged.status, 2);
+    EXPECT_NE(merged.err.find("rests on another stdin than the files before it"), std::string::npos)
+        << merged.err;
+  }
+}
+
 TEST(Sweep, MergeRefusesGapsAndDuplicates) {
   const Folder folder;
   folder.file("s.json", sweep_file(20, kTwelve));

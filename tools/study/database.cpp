@@ -561,6 +561,7 @@ struct SweepDatabase::Impl {
   // by the first point that needs it.
   void check_files() const {
     for (const auto& [name, then] : files) {
+      if (name == "-") continue;
       const std::string now = digest_of((data_dir() / name).string());
       if (!now.empty() && now != then) refuse_changed(name, then, now);
     }
@@ -568,7 +569,7 @@ struct SweepDatabase::Impl {
 
   [[noreturn]] void refuse_changed(const std::string& name, const std::string& then,
                                    const std::string& now) const {
-    throw InputError((data_dir() / name).string(),
+    throw InputError(name == "-" ? "stdin" : (data_dir() / name).string(),
                      fmt::format("is not what it was when points in {} were simulated (sha256 {:.12} then, "
                                  "{:.12} now); expected it as it was, or another --db, to begin anew",
                                  path, then, now));
@@ -1173,7 +1174,7 @@ void merge_databases(std::span<const std::string> inputs, const std::string& out
                          fmt::format("rests on another {} than the files before it (sha256 {:.12} and "
                                      "{:.12}); expected shards of one sweep on the same files: sweep one of "
                                      "them again, into another --db",
-                                     name, digest, there->second));
+                                     name == "-" ? "stdin" : name, digest, there->second));
       }
     }
     check_same_sweep(path, in.space, out.space);

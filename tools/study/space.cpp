@@ -47,8 +47,8 @@ void for_files(json& value, std::string_view key, const std::function<void(json&
   } else if (value.is_string()) {
     const auto text = value.get<std::string>();
     const bool may_be = key == "model" || key == "gpu_profile" || key == "overheads";
-    if (key == "profile" || (key == "trace" && text != "-") || (may_be && text.ends_with(".json")))
-      visit(value);
+    const bool always = key == "profile" || key == "trace";
+    if (text != "-" && (always || (may_be && text.ends_with(".json")))) visit(value);
   }
 }
 
