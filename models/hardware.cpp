@@ -70,14 +70,15 @@ std::vector<T> read_table(std::string_view file, std::string_view key,
 }
 
 const std::vector<Gpu>& gpus() {
-  static const std::vector<Gpu> table = read_table<Gpu>("gpus.json", "gpus", read_gpu);
-  return table;
+  static const Remembered<std::vector<Gpu>> table(
+      [] { return read_table<Gpu>("gpus.json", "gpus", read_gpu); });
+  return table.value();
 }
 
 const std::vector<Instance>& instances() {
-  static const std::vector<Instance> table =
-      read_table<Instance>("instances.json", "instances", read_instance);
-  return table;
+  static const Remembered<std::vector<Instance>> table(
+      [] { return read_table<Instance>("instances.json", "instances", read_instance); });
+  return table.value();
 }
 
 template <typename T>

@@ -7,9 +7,9 @@
 #include <fstream>
 #include <iostream>
 #include <iterator>
-#include <mutex>
 #include <set>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "sim/core/error.hpp"
@@ -37,20 +37,14 @@ Json parsed(const std::string& text, const std::string& file,
   }
 }
 
-struct FilesRead {
-  std::mutex mutex;
-  std::set<std::pair<std::string, std::string>> files;
-};
-FilesRead& log_of_files() {
-  static FilesRead log;
+// The innermost of this thread; null = nobody asks.
+ReadingLog*& reading_log() {
+  thread_local ReadingLog* log = nullptr;
   return log;
 }
 
 void note(const std::string& name, const std::string& text) {
-  FilesRead& log = log_of_files();
-  const std::string digest = sha256_hex(text);
-  const std::lock_guard lock(log.mutex);
-  log.files.emplace(name, digest);
+  if (reading_log() != nullptr) note_files({{name, sha256_hex(text)}});
 }
 
 // The rest of a stream on a file.
@@ -68,10 +62,20 @@ const std::string& stdin_text() {
 
 }  // namespace
 
-std::set<std::pair<std::string, std::string>> files_read() {
-  FilesRead& log = log_of_files();
-  const std::lock_guard lock(log.mutex);
-  return log.files;
+ReadingLog::ReadingLog() : outer_(std::exchange(reading_log(), this)) {}
+
+ReadingLog::~ReadingLog() {
+  reading_log() = outer_;
+}
+
+void ReadingLog::add(const FilesRead& files) {
+  for (ReadingLog* log = this; log != nullptr; log = log->outer_) {
+    log->files_.insert(files.begin(), files.end());
+  }
+}
+
+void note_files(const FilesRead& files) {
+  if (reading_log() != nullptr) reading_log()->add(files);
 }
 
 json read_json(const std::filesystem::path& file) {

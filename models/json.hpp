@@ -21,9 +21,49 @@ nlohmann::json read_json(const std::filesystem::path& file);
 /// WHAT".
 std::string read_text(const std::string& path, std::string_view what);
 
-/// What read_json() and read_text() have read in this process: absolute path, or "-", and SHA-256 of the
-/// bytes. A file that has changed meanwhile is there twice. From any thread; O(files).
-std::set<std::pair<std::string, std::string>> files_read();
+/// Absolute path, or "-", and SHA-256 of the bytes. A file that has changed between two readings is there
+/// twice.
+using FilesRead = std::set<std::pair<std::string, std::string>>;
+
+/// While it lives, collects what read_json() and read_text() read on its thread, and what Remembered values
+/// that are used there were read from. One inside another adds to both.
+class ReadingLog {
+ public:
+  ReadingLog();
+  ~ReadingLog();
+  ReadingLog(const ReadingLog&) = delete;
+  ReadingLog& operator=(const ReadingLog&) = delete;
+
+  const FilesRead& files() const { return files_; }
+  void add(const FilesRead& files);  ///< also to those around it
+
+ private:
+  FilesRead files_;
+  ReadingLog* outer_;
+};
+
+/// As if they were read here. O(files).
+void note_files(const FilesRead& files);
+
+/// What a cache keeps of files: whoever uses it rests on them as if they had read them.
+template <typename T>
+class Remembered {
+ public:
+  template <typename Read>
+  explicit Remembered(const Read& read) {
+    const ReadingLog log;
+    value_ = read();
+    files_ = log.files();
+  }
+  const T& value() const {
+    note_files(files_);
+    return value_;
+  }
+
+ private:
+  T value_;
+  FilesRead files_;
+};
 
 /// Parses `text`, what `file` in messages holds; comments are allowed, keys keep their order. InputError at
 /// "file:line" when it is no JSON, at "file" for a key that an object has twice: a parser would keep the last

@@ -567,7 +567,7 @@ Profile load_profile(std::string_view name_or_path, std::string_view place) {
   // long as the file has the same bytes.
   struct Known {
     std::string bytes;
-    Profile profile;
+    Remembered<Profile> profile;
   };
   static std::mutex mutex;
   static std::map<std::string, Known> known;
@@ -576,15 +576,17 @@ Profile load_profile(std::string_view name_or_path, std::string_view place) {
   {
     const std::lock_guard lock(mutex);
     const auto found = known.find(file.string());
-    if (found != known.end() && found->second.bytes == bytes) return found->second.profile;
+    if (found != known.end() && found->second.bytes == bytes) return found->second.profile.value();
   }
-  const nlohmann::json document = read_json(file);
-  const bool datasheet = document.is_object() && document.contains("scaled_from");
-  if (datasheet) return read_datasheet(document, file.string());  // and its base, which may change by itself
-  Profile profile = read_measured(document, file.string());
+  const Remembered<Profile> profile([&] {
+    const nlohmann::json document = read_json(file);
+    const bool datasheet = document.is_object() && document.contains("scaled_from");
+    return datasheet ? read_datasheet(document, file.string()) : read_measured(document, file.string());
+  });
+  if (profile.value().datasheet) return profile.value();  // its base may change by itself
   const std::lock_guard lock(mutex);
   known.insert_or_assign(file.string(), Known{std::move(bytes), profile});
-  return profile;
+  return profile.value();
 }
 
 // Writing ----------------------------------------------------------------------------------------------

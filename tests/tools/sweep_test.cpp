@@ -9,7 +9,9 @@
 
 #include <algorithm>
 #include <chrono>
+#include <filesystem>
 #include <nlohmann/json.hpp>
+#include <regex>
 #include <set>
 #include <sstream>
 #include <thread>
@@ -429,6 +431,33 @@ TEST(Sweep, StdinIsAFileLikeOthers) {
     EXPECT_NE(merged.err.find("rests on another stdin than the files before it"), std::string::npos)
         << merged.err;
   }
+}
+
+// The files that results name are those of their points: not of other points, however many have been tried
+// in the same process, and whatever is read to check the sweep.
+TEST(Sweep, FilesAreThoseOfItsPoints) {
+  const Folder folder;
+  folder.file("s.json", sweep_file(20, R"("seed": [1, 2], "model": ["llama-3.1-8b", "qwen3-32b"],
+                                          "pools.decode.engine.overheads": ["vllm", "none.json"])"));
+  const auto files = [&](const std::string& options) {
+    const Ran ran = run_apart(folder, "sweep s.json --quiet " + options + " --db f.db");
+    EXPECT_EQ(ran.status, 0) << ran.err;
+    const std::string bytes = bytes_of(folder / "f.db");
+    std::filesystem::remove(folder / "f.db");
+    static const std::regex name("file models/([a-z0-9./-]+?)[.]json");
+    std::set<std::string> names;
+    for (std::sregex_iterator at(bytes.begin(), bytes.end(), name); at != std::sregex_iterator(); ++at) {
+      names.insert((*at)[1]);
+    }
+    return names;
+  };
+  const std::set<std::string> both = files("--jobs 1");
+  EXPECT_EQ(both, (std::set<std::string>{"evidence", "gpus", "instances", "overheads", "profiles/h200",
+                                         "shapes/llama-3.1-8b", "shapes/qwen3-32b"}));
+  EXPECT_EQ(files("--jobs 4"), both);
+  const std::set<std::string> first = files("--jobs 4 --shard 0/4");
+  EXPECT_FALSE(first.contains("shapes/qwen3-32b"));
+  EXPECT_EQ(first.size() + 1, both.size());
 }
 
 TEST(Sweep, MergeRefusesGapsAndDuplicates) {

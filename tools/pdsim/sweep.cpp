@@ -8,7 +8,6 @@
 #include <atomic>
 #include <chrono>
 #include <cstdio>
-#include <filesystem>
 #include <memory>
 #include <mutex>
 #include <new>
@@ -38,7 +37,6 @@ namespace pdsim {
 
 namespace {
 
-namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
 struct Options : ReplayOptions {
@@ -67,6 +65,7 @@ PointResult run_point(const Space& space, const SweepPoint& point, TraceStore& t
   result.point = point;
   const auto start = Clock::now();
   try {
+    const ReadingLog log;
     const RunSpec spec = space.spec_of(point);
     const RunOutcome outcome = run(spec, traces, hooks);
     if (outcome.result.status == RunStatus::interrupted) throw Interrupted{};
@@ -80,12 +79,7 @@ PointResult run_point(const Space& space, const SweepPoint& point, TraceStore& t
       result.error = reasons_of(*outcome.summary);
     }
     const WorkloadConfig& workload = outcome.loaded.scenario.workload;
-    result.files = files_read();
-    for (const std::string& text : {space.file, space.base.file}) {  // Space::sha256 knows what counts in it
-      std::erase_if(result.files, [own = fs::absolute(text).lexically_normal().string()](const auto& file) {
-        return file.first == own;
-      });
-    }
+    result.files = log.files();
     if (spec.generate.empty() && !workload.synthetic) {
       result.files.emplace(workload.trace, outcome.trace->sha256);
     }

@@ -57,7 +57,7 @@ struct PointResult {
   PointStatus status = PointStatus::finished;
   std::string error;                                      ///< one line; empty = none
   std::shared_ptr<const nlohmann::ordered_json> summary;  ///< null = it has none
-  std::set<std::pair<std::string, std::string>> files;    ///< what it rests on: path, SHA-256
+  std::set<std::pair<std::string, std::string>> files;    ///< what it rests on: path or "-", SHA-256
   std::optional<Evidence> evidence;                       ///< with a summary
   double wall_s = 0;
 };
