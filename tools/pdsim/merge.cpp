@@ -30,15 +30,13 @@ int merge(const Options& options) {
   }
   check_csv(options.csv);
   check_places({{"--db", options.db}, {"--csv", options.csv}}, options.inputs);
-  try {
-    merge_databases(options.inputs, options.db, options);
-  } catch (const DatabaseFailed& error) {
-    throw InputError(options.db, fmt::format("cannot be written: {}", error.what()));
-  }
+  merge_databases(options.inputs, options.db, options);
   const SweepDatabase merged(options.db);
   if (!options.csv.empty()) {
     try {
       write_csv(merged, options.csv);
+    } catch (const DatabaseFailed&) {
+      throw;
     } catch (const InputError& error) {
       throw InputError("--csv", fmt::format("{}; the results are in {}", error.what(), options.db));
     }

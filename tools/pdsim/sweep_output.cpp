@@ -183,7 +183,7 @@ void write_csv(const SweepDatabase& database, const std::string& path) {
   if (file == nullptr) give_up(errno);
   try {
     database.write_csv(file);
-  } catch (const InputError&) {
+  } catch (...) {
     std::fclose(file);
     fs::remove(beside, error);
     throw;
