@@ -381,38 +381,28 @@ int sweep(const Options& options) {
     fmt::print(stderr, "shard {} (from {})\n", shard.shard.text(), shard.from);
   }
   if (first && !options.quiet) fmt::print(stderr, "{}\n", load_summary(*first));
-  std::vector<const SweepPoint*> todo = mine;
-  std::vector<std::uint64_t> there;  // rows, when this run begins
-  {
-    std::vector<std::uint64_t> done;  // what failed is tried again: its cause may be gone
+  bool stopped = false, counted = false;
+  std::atomic<std::uint64_t> kept{0};
+  try {
+    std::vector<const SweepPoint*> todo = mine;
+    std::vector<std::uint64_t> there, done;  // when this run begins
     for (const auto& [point, status] : database.statuses()) {
-      there.push_back(point);
+      there.push_back(point);  // what failed is tried again: its cause may be gone
       if (status != PointStatus::failed && status != PointStatus::bug) done.push_back(point);
     }
+    kept = there.size();
+    counted = true;
     std::erase_if(todo, [&](const SweepPoint* point) {
       return std::binary_search(done.begin(), done.end(), point->number);
     });
     if (!done.empty() && !options.quiet) {
       fmt::print(stderr, "{} of {} points are there already\n", done.size(), mine.size());
     }
-  }
-
-  bool stopped = false;
-  std::atomic<std::uint64_t> kept{there.size()};
-  const auto broken_off = [&](const DatabaseFailed& error) {
-    fmt::print(stderr,
-               "pdsim: {}; {} of {} results are kept: once that is put right, the same command with --resume "
-               "goes on\n",
-               error.what(), kept.load(), mine.size());
-    return kUnfinished;
-  };
-  std::optional<DatabaseFailed> failed;
-  std::once_flag objectives_checked;
-  {
-    Progress progress("sweeping", "points", options.quiet);
-    RunHooks hooks;
-    hooks.interrupted = interrupted;
     try {
+      std::once_flag objectives_checked;
+      Progress progress("sweeping", "points", options.quiet);
+      RunHooks hooks;
+      hooks.interrupted = interrupted;
       parallel_for(
           todo.size(), options.jobs,
           [&](std::size_t i) {
@@ -424,21 +414,25 @@ int sweep(const Options& options) {
             database.record(result);
             if (!std::ranges::binary_search(there, todo[i]->number)) ++kept;
           },
-          [&](std::uint64_t done, std::uint64_t total) { progress.update(done, total); });
+          [&](std::uint64_t ended, std::uint64_t total) { progress.update(ended, total); });
     } catch (const Interrupted&) {
       stopped = true;
-    } catch (const DatabaseFailed& error) {
-      failed = error;
+    } catch (const DatabaseFailed&) {
+      throw;
     } catch (const InputError&) {
-      database.discard();
+      try {
+        database.discard();
+      } catch (const InputError&) {  // what went wrong first is what is said
+      }
       throw;
     }
-  }
-  if (failed) return broken_off(*failed);
-  try {
     return report(options, space, shard.shard, database, mine.size(), stopped);
   } catch (const DatabaseFailed& error) {
-    return broken_off(error);
+    fmt::print(stderr,
+               "pdsim: {}; {}results are kept: once that is put right, the same command with --resume goes "
+               "on\n",
+               error.what(), counted ? fmt::format("{} of {} ", kept.load(), mine.size()) : "");
+    return kUnfinished;
   }
 }
 
