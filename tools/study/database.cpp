@@ -444,11 +444,12 @@ std::vector<std::pair<std::string, std::string>> meta_of(const Space& space, std
           {"contrasts", text_of(contrasts)}};
 }
 
-// How a file is named in results: what pdsim ships, and the rest of its tree, alike wherever that is.
-std::string name_of(const std::string& path) {
+// How a file is named in results: what pdsim ships, and the rest of its tree (`shipped`, normal), alike
+// wherever that is.
+std::string name_of(const std::string& path, const fs::path& shipped) {
   if (path == "-") return path;
   const fs::path file = fs::absolute(path).lexically_normal();
-  const fs::path beneath = file.lexically_relative(fs::absolute(data_dir()).lexically_normal());
+  const fs::path beneath = file.lexically_relative(shipped);
   return (beneath.empty() || *beneath.begin() == ".." ? file : beneath).string();
 }
 
@@ -842,10 +843,13 @@ std::vector<std::pair<std::uint64_t, std::string>> SweepDatabase::first_errors(s
 
 void SweepDatabase::record(const PointResult& result) {
   Impl& i = *impl_;
+  const fs::path shipped = fs::absolute(data_dir()).lexically_normal();
+  std::vector<std::pair<std::string, std::string>> named;
+  for (const auto& [file, digest] : result.files) named.emplace_back(name_of(file, shipped), digest);
+
   const std::lock_guard lock(i.mutex);
   std::map<std::string, std::string> fresh;
-  for (const auto& [file, digest] : result.files) {
-    const std::string name = name_of(file);
+  for (const auto& [name, digest] : named) {
     const auto there = i.files.find(name);
     const std::string& then =
         there != i.files.end() ? there->second : fresh.emplace(name, digest).first->second;
