@@ -553,6 +553,39 @@ TEST(Database, AnotherFileIsNoticed) {
                  "models/gpus.json: is not what it was");
 }
 
+// Another version ships other files: it is the version that is refused, and once it is allowed they are no
+// matter, while a file of the user's still is.
+TEST(Database, AnotherVersionHasFilesOfItsOwn) {
+  const Folder folder;
+  const std::string path = folder / "a.db", gpus = PDSIM_SOURCE_DIR "/models/gpus.json";
+  SweepDatabase database(path, space_of(), {}, {});
+  PointResult result = result_of(database.space(), 0);
+  result.files = {
+      {gpus, "abc"}, {folder.file("profile.json", "{}"), sha256_hex(std::string("{}"))}, {"-", "abc"}};
+  database.record(result);
+  database.close();
+  sqlite(path, "update meta set value = '0.0.9' where key = 'pdsim_version'");
+  expect_refused([&] { SweepDatabase(path, space_of(), {}, {.resume = true}); },
+                 path + ": has results of pdsim 0.0.9, and this is ");
+  const SweepDatabase::Open mixed = {.resume = true, .allow_mixed_versions = true};
+  {
+    SweepDatabase again(path, space_of(), {}, mixed);
+    result.point = again.space().points[1];
+    std::erase(result.files, std::pair<std::string, std::string>(gpus, "abc"));
+    result.files.emplace(gpus, digest_of(gpus));
+    again.record(result);
+    PointResult other = result_of(again.space(), 2);
+    other.files = {{"-", "abd"}};
+    expect_refused([&] { again.record(other); }, "stdin: is not what it was when points in ");
+    other.files = {{folder / "profile.json", "abd"}};
+    expect_refused([&] { again.record(other); }, folder / "profile.json: is not what it was when points in ");
+    again.close();
+  }
+  folder.file("profile.json", "{ }");
+  expect_refused([&] { SweepDatabase(path, space_of(), {}, mixed); },
+                 folder / "profile.json: is not what it was when points in ");
+}
+
 // What a process leaves that died while it was making the file is no obstacle.
 TEST(Database, AFileWithoutResultsIsBegunAnew) {
   const Folder folder;
@@ -634,13 +667,18 @@ TEST(Merge, MixturesAreRefused) {
                  s.paths[1] + ": has results of pdsim 0.0.9, and");
   merge_databases(s.paths, out, {.allow_mixed_versions = true});
   EXPECT_EQ(SweepDatabase(out).version(), "0.0.9, " PDSIM_VERSION);
+  for (const std::size_t i : {0u, 1u}) {  // what ships with each
+    sqlite(s.paths[i], fmt::format("insert into meta values ('file models/gpus.json', '{}')", i));
+  }
+  merge_databases(s.paths, s.folder / "o1", {.allow_mixed_versions = true});
+  EXPECT_EQ(sqlite(s.folder / "o1", "select value from meta where key = 'file models/gpus.json'"), "0\n");
   sqlite(s.paths[2], "update meta set value = '0000' where key = 'sweep_sha256'");
   expect_refused([&] { merge_databases(s.paths, s.folder / "o2", {.allow_mixed_versions = true}); },
                  s.paths[2] + ": has results of another state of the sweep");
   sqlite(s.paths[0], "update meta set value = 'zzz' where key like 'file %'");
   expect_refused([&] { merge_databases(s.paths, s.folder / "o2", {.allow_mixed_versions = true}); },
                  "rests on another /nowhere/trace.jsonl than the files before it");
-  EXPECT_EQ(s.folder.files(), 4u);
+  EXPECT_EQ(s.folder.files(), 5u);
 }
 
 }  // namespace

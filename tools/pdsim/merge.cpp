@@ -70,7 +70,8 @@ void add_merge(CLI::App& app, Command& run) {
   sub->add_flag("--allow-duplicates", options->allow_duplicates,
                 "Join even if points are in several files; their results must be equal all the same");
   sub->add_flag("--allow-mixed-versions", options->allow_mixed_versions,
-                "Join results of several versions of pdsim, which may not be comparable");
+                "Join results of several versions of pdsim, which may not be comparable: the data that they "
+                "ship may differ");
   sub->footer("Example:\n  pdsim merge shard-*.db --db sweep.db --csv sweep.csv");
   sub->callback([options, &run] { run = [options] { return merge(*options); }; });
 }

@@ -464,8 +464,10 @@ void add_sweep(CLI::App& app, Command& run) {
   sub->add_flag("--dry-run", options->dry_run,
                 "Print points, parameters, and time and disk that the sweep will take, from a few seconds of "
                 "trying; write nothing");
-  sub->add_flag("--allow-mixed-versions", options->allow_mixed_versions,
-                "Go on with a file of another version of pdsim, whose results may differ");
+  sub->add_flag(
+      "--allow-mixed-versions", options->allow_mixed_versions,
+      "Go on with a file of another version of pdsim, whose results, and the data that it ships, may "
+      "differ");
   add_replay_options(*sub, *options);
   sub->footer(
       "A point that fails is a row with its error; exit status 3 when none finished. Ctrl-C, kill -9 and a "

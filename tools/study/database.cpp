@@ -453,6 +453,11 @@ std::string name_of(const std::string& path, const fs::path& shipped) {
   return (beneath.empty() || *beneath.begin() == ".." ? file : beneath).string();
 }
 
+// Of a name that name_of() has given.
+bool is_shipped(const std::string& name) {
+  return name != "-" && fs::path(name).is_relative();
+}
+
 void check_same_sweep(const std::string& path, const Space& there, const Space& here) {
   if (there.sha256 == here.sha256) return;
   throw InputError(
@@ -479,6 +484,7 @@ struct SweepDatabase::Impl {
   std::string version;
   std::uint64_t points = 0;
   bool made_here = false;
+  bool mixed = false;  ///< with points of other versions of pdsim, which ship other files
   std::map<std::string, std::string> files;  ///< that points rest on: name_of() -> digest
   mutable std::mutex mutex;                  ///< of the connection
   std::unique_ptr<Statement> put_point, put_metrics, drop_metrics, put_timing, put_meta;
@@ -562,7 +568,7 @@ struct SweepDatabase::Impl {
   // by the first point that needs it.
   void check_files() const {
     for (const auto& [name, then] : files) {
-      if (name == "-") continue;
+      if (name == "-" || (mixed && is_shipped(name))) continue;
       const std::string now = digest_of((data_dir() / name).string());
       if (!now.empty() && now != then) refuse_changed(name, then, now);
     }
@@ -739,13 +745,15 @@ SweepDatabase::SweepDatabase(const std::string& path, const Space& space, Shard 
   i.db.open(path, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE);
   if (i.holds_results()) {
     i.read_meta();
-    if (i.space.name == space.name) i.check_files();  // says more than that something has changed
-    check_same_sweep(path, i.space, space);
+    if (i.space.name != space.name) check_same_sweep(path, i.space, space);
     if (i.version != PDSIM_VERSION && !open.allow_mixed_versions) {
       throw InputError(path, fmt::format("has results of pdsim {}, and this is {}; expected the same, or "
                                          "--allow-mixed-versions",
                                          i.version, PDSIM_VERSION));
     }
+    i.mixed = i.version != PDSIM_VERSION;
+    i.check_files();  // says more than that something has changed
+    check_same_sweep(path, i.space, space);
     if (!(i.shard == shard)) {
       throw InputError(path,
                        fmt::format("has shard {}, and this is {}; expected --shard {}, or a file for each "
@@ -853,7 +861,7 @@ void SweepDatabase::record(const PointResult& result) {
     const auto there = i.files.find(name);
     const std::string& then =
         there != i.files.end() ? there->second : fresh.emplace(name, digest).first->second;
-    if (then != digest) i.refuse_changed(name, then, digest);
+    if (then != digest && !(i.mixed && is_shipped(name))) i.refuse_changed(name, then, digest);
   }
   i.db.run("BEGIN IMMEDIATE");
   try {
@@ -1173,7 +1181,7 @@ void merge_databases(std::span<const std::string> inputs, const std::string& out
     for (const auto& [name, digest] : in.files) {
       const auto [there, is_new] = out.files.emplace(name, digest);
       if (is_new) out.put("file " + name, digest);
-      if (there->second != digest) {
+      if (there->second != digest && !(versions.size() > 1 && is_shipped(name))) {
         throw InputError(path,
                          fmt::format("rests on another {} than the files before it (sha256 {:.12} and "
                                      "{:.12}); expected shards of one sweep on the same files: sweep one of "

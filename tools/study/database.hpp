@@ -9,7 +9,8 @@
 //   meta     key, value        pdsim_version; sweep, title, sweep_sha256, shard "I/N"; points (of the whole
 //                              sweep), excluded, repeated, sampled; parameters, objectives and contrasts as
 //                              JSON; "file NAME", of each that points rest on: its SHA-256. A name is
-//                              relative to what pdsim ships, or absolute
+//                              relative to what pdsim ships, absolute, or "-" for stdin. Of several
+//                              versions what is shipped may differ: the first's is named
 //   points   point             its number, from 0
 //            status            finished | stalled | nothing_completed | failed | bug
 //            error             why it is not finished, else null
@@ -73,7 +74,7 @@ class SweepDatabase {
  public:
   struct Open {
     bool resume = false;                ///< go on with a file that is there
-    bool allow_mixed_versions = false;  ///< also one of another version of pdsim
+    bool allow_mixed_versions = false;  ///< also one of another version of pdsim, and of what that ships
     std::uint32_t most_pages = 0;       ///< for tests of a full disk; 0 = as many as fit
   };
 
