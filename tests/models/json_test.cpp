@@ -13,10 +13,11 @@
 namespace pdsim {
 namespace {
 
-TEST(Reading, EachLogHasWhatWasReadWithinIt) {
+TEST(ReadingLog, EachLogHasWhatWasReadWithinIt) {
   const Folder folder;
   const std::string a = folder.file("a.json", "{}"), b = folder.file("b.json", "[]");
-  const std::pair<std::string, std::string> read_a{a, sha256_hex("{}")}, read_b{b, sha256_hex("[]")};
+  const std::pair<std::string, std::string> read_a{a, sha256_hex(std::string("{}"))},
+      read_b{b, sha256_hex(std::string("[]"))};
   read_json(a);  // nobody asks
   const ReadingLog outer;
   read_text(b, "text");
@@ -39,7 +40,7 @@ TEST(Reading, EachLogHasWhatWasReadWithinIt) {
   EXPECT_EQ(outer.files(), (FilesRead{read_a, read_b, {a, sha256_hex(now)}}));
 }
 
-TEST(Reading, WhatACacheKeepsIsReadByEachThatUsesIt) {
+TEST(ReadingLog, WhatACacheKeepsIsReadByEachThatUsesIt) {
   const Folder folder;
   const std::string a = folder.file("a.json", "[5]");
   const Remembered<int> five([&] { return read_json(a)[0].get<int>(); });
@@ -47,7 +48,7 @@ TEST(Reading, WhatACacheKeepsIsReadByEachThatUsesIt) {
     const ReadingLog log;
     EXPECT_TRUE(log.files().empty());
     EXPECT_EQ(five.value(), 5);
-    EXPECT_EQ(log.files(), (FilesRead{{a, sha256_hex("[5]")}}));
+    EXPECT_EQ(log.files(), (FilesRead{{a, sha256_hex(std::string("[5]"))}}));
   }
 }
 

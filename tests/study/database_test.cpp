@@ -571,7 +571,7 @@ TEST(Database, AnotherVersionHasFilesOfItsOwn) {
   {
     SweepDatabase again(path, space_of(), {}, mixed);
     result.point = again.space().points[1];
-    std::erase(result.files, std::pair<std::string, std::string>(gpus, "abc"));
+    result.files.erase({gpus, "abc"});
     result.files.emplace(gpus, digest_of(gpus));
     again.record(result);
     PointResult other = result_of(again.space(), 2);

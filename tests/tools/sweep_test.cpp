@@ -314,6 +314,17 @@ TEST(Sweep, ADatabaseThatFailsIsOneMessage) {
   EXPECT_TRUE(statuses.contains(3));
   EXPECT_TRUE(statuses.contains(0));
 
+  // Merging says the same of what it makes, once.
+  for (const int blocks : {24, 32, 40, 48}) {
+    const Ran ran =
+        run(folder, "merge whole.db --db full.db", fmt::format("ulimit -f {}; {}", blocks, kNoScheduler));
+    EXPECT_EQ(ran.status, 2) << ran.err;
+    EXPECT_NE(ran.err.find(".full.db."), std::string::npos) << ran.err;
+    EXPECT_EQ(ran.err.find("cannot be written: "), std::string::npos) << ran.err;
+    EXPECT_EQ(std::ranges::count(ran.err, '\n'), 1) << ran.err;
+    EXPECT_FALSE(std::filesystem::exists(folder / "full.db"));
+  }
+
   const std::string bytes = bytes_of(folder / "whole.db");
   folder.file("cut.db", bytes.substr(0, bytes.size() / 2));
   for (const char* arguments :

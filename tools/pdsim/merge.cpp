@@ -1,5 +1,6 @@
 // pdsim merge: one file of results out of those of shards.
 #include <fmt/format.h>
+#include <signal.h>
 
 #include <CLI/CLI.hpp>
 #include <memory>
@@ -25,6 +26,7 @@ struct Options : MergeOptions {
 
 int merge(const Options& options) {
   catch_interrupts();
+  signal(SIGXFSZ, SIG_IGN);  // a limit on file sizes is a failed write, and said to be one
   if (options.json && options.csv == "-") {
     throw InputError("--csv", "is -, and so is --json's place; expected one of them on stdout");
   }
