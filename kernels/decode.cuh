@@ -37,7 +37,7 @@ struct Operands;
 template <>
 struct Operands<bf16> {
   static constexpr int kColumns = 8;  ///< of a chunk of 16 bytes
-  static constexpr float kOne = 1;    ///< what 1 in the cache is as an operand
+  static constexpr float kOne = 1;    ///< what 1 in the cache becomes in a product with 1
 
   /// Of 16 query columns the two that meet what lane % 4 has of a key in its first or second register.
   PDSIM_DEVICE static uint32_t query_pair(const bf16* q, int quad_lane, int half) {
@@ -58,6 +58,7 @@ struct Operands<bf16> {
     mma(s[0], q[chunk_pair], k[0], k[1]);
     mma(s[1], q[chunk_pair], k[2], k[3]);
   }
+  PDSIM_DEVICE static uint32_t raised(uint32_t pair) { return pair; }
   /// Adds p x value over two chunks of columns: registers by (chunk, 8 keys), transposed.
   template <int Columns>
   PDSIM_DEVICE static void add_values(float (&o)[Columns][4], const uint32_t (&p)[4], int chunk_pair,
@@ -70,11 +71,16 @@ struct Operands<bf16> {
 template <>
 struct Operands<fp8> {
   static constexpr int kColumns = 16;
-  static constexpr float kOne = kFp8One;
+  /// Queries and probabilities are 2^60 times as large, so that products and sums are normal numbers.
+  static constexpr int kRaised = 60;
+  static constexpr float kOne = kFp8One * 0x1p60f;
 
   PDSIM_DEVICE static uint32_t query_pair(const bf16* q, int quad_lane, int half) {
-    return pack_bf16(to_float(q[4 * quad_lane + half]), to_float(q[4 * quad_lane + 2 + half]));
+    return raised(pack_bf16(to_float(q[4 * quad_lane + half]), to_float(q[4 * quad_lane + 2 + half])));
   }
+  /// A pair times 2^kRaised, by an addition to both exponents. 0 becomes 2^(kRaised - 127), as good as none
+  /// beside numbers so raised. Requires them below 2^(127 - kRaised).
+  PDSIM_DEVICE static uint32_t raised(uint32_t pair) { return pair + kRaised * 0x00800080u; }
   PDSIM_DEVICE static void store_columns(float* columns, const float (&even)[4], const float (&odd)[4], int i,
                                          int quad_lane) {
     store_shared(reinterpret_cast<Pack<float, 4>*>(columns) + quad_lane,
@@ -225,6 +231,7 @@ PDSIM_KERNEL void PDSIM_LAUNCH_BOUNDS(kDecodeWarps * 32, (DecodeShape<T, D>::kBl
     scale_rows(out, rescale);
     uint32_t probabilities[4];
     as_operand(probabilities, scores[0], scores[1]);
+    for (uint32_t& pair : probabilities) pair = Operand::raised(pair);
     PDSIM_UNROLL
     for (int pair = 0; pair < Shape::kChunks / 2; ++pair) {
       uint32_t values[4];

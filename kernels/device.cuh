@@ -386,8 +386,8 @@ inline constexpr float kFp8One = 0x1p-120f;
 
 /// Four fp8 of a register, times kFp8One, as two pairs of bf16, exact: elements 0 and 2, elements 1 and 3.
 /// The fields of fp8 fit those of bf16, whose exponent is then 120 too small (and a NaN is 480): who uses the
-/// products undoes that in one multiplication of a sum. Subnormals stay what they are: tensor cores take them
-/// (Fasi and others, "Numerical behavior of NVIDIA tensor cores", 2021).
+/// products undoes that in one multiplication of a sum. Only subnormals of fp8 are subnormals of bf16 too,
+/// which tensor cores take (Fasi and others, "Numerical behavior of NVIDIA tensor cores", 2021).
 PDSIM_DEVICE void fp8x4_to_bf16(std::uint32_t four, std::uint32_t& even_pair, std::uint32_t& odd_pair) {
   even_pair = (four << 8 & 0x80008000u) | (four << 4 & 0x07f007f0u);
   odd_pair = (four & 0x80008000u) | (four >> 4 & 0x07f007f0u);
