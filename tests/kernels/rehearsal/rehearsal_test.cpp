@@ -7,9 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <string>
 #include <vector>
 
@@ -17,6 +15,7 @@
 #include "kernels/tables.hpp"
 #include "models/kernel_table.hpp"
 #include "tests/kernels/rehearsal/fake_cuda.hpp"
+#include "tests/traces/files.hpp"
 
 namespace pdsim::kernels {
 namespace {
@@ -157,16 +156,12 @@ TEST_F(Rehearsal, AMedianIsTheTimeOfTheWorkAndTheFitReadsIt) {
   EXPECT_EQ(m.gpu.runtime, "13.0");
   EXPECT_EQ(m.gpu.cublas, "13.0.0");
 
-  std::string folder = (std::filesystem::temp_directory_path() / "pdsim-rehearsal-XXXXXX").string();
-  ASSERT_NE(mkdtemp(folder.data()), nullptr);
+  const Folder folder;
   std::vector<std::filesystem::path> paths;
   for (const auto& [name, text] : tables(m, "pdsim of a test")) {
-    if (name == "interference.csv") continue;
-    paths.emplace_back(std::filesystem::path(folder) / name);
-    std::ofstream(paths.back()) << text;
+    if (name != "interference.csv") paths.emplace_back(folder.file(name, text));
   }
   const KernelTable table = read_kernel_tables(paths);
-  std::filesystem::remove_all(folder);
   EXPECT_EQ(table.device, "NVIDIA H200  rehearsed");
   EXPECT_TRUE(table.set_aside.empty());
   ASSERT_EQ(table.rows.size() + table.copies.size(), rows);
