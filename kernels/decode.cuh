@@ -73,7 +73,7 @@ struct Operands<fp8> {
   static constexpr int kColumns = 16;
   /// Queries and probabilities are 2^60 times as large, so that products and sums are normal numbers.
   static constexpr int kRaised = 60;
-  static constexpr float kOne = kFp8One * 0x1p60f;
+  static constexpr float kOne = kFp8One * static_cast<float>(int64_t{1} << kRaised);
 
   PDSIM_DEVICE static uint32_t query_pair(const bf16* q, int quad_lane, int half) {
     return raised(pack_bf16(to_float(q[4 * quad_lane + half]), to_float(q[4 * quad_lane + 2 + half])));

@@ -116,7 +116,7 @@ struct ModelShapes {
 std::vector<Point> full_plan(const ModelShapes& models);
 
 /// Those of a quick list: `shapes`, which have no budgets yet, and a few copies, with a budget of at most
-/// kQuickSeconds in all.
+/// kQuickSeconds in all. Requires that all of them can_run.
 std::vector<Point> quick_plan(std::span<const Point> shapes);
 
 /// Rows that each expert of a rank has under balanced routing, those without left out: tokens x topk / ep,

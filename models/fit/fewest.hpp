@@ -32,6 +32,7 @@ struct Fewest {
   std::vector<FewestLoss> losses;  ///< one a table
 };
 
+/// So many points may the 90th percentile lose for each of the median: it is three to four times as large.
 inline constexpr double kFewestTail = 2.5;
 
 struct FewestOptions {
